@@ -1,0 +1,53 @@
+"""Errors that a user sees, and the exit codes that a script sees.
+
+Each command catches ``NccluprobeError`` once, prints its one line (what, why,
+what to do) and exits with its code.  docs/exit-codes.md is generated from
+``EXIT_CODES``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands; a number never changes its meaning."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    NOT_PERMITTED = 3
+    BPF_REFUSED = 4
+    NO_BCC = 5
+    NO_PROCESS = 6
+    NOT_NCCL = 7
+    OUTPUT = 8
+    FINDINGS = 10
+    NOTICES = 11
+    NO_TRACE = 12
+    INTERRUPTED = 130
+
+
+EXIT_CODES: dict[ExitCode, str] = {
+    ExitCode.OK: "done; analyze: no finding",
+    ExitCode.INTERNAL: "a fault of nccluprobe itself: please report it",
+    ExitCode.USAGE: "an option or argument is wrong",
+    ExitCode.NOT_PERMITTED: "a privilege is missing (attach needs root or capabilities)",
+    ExitCode.BPF_REFUSED: "the kernel refused the BPF program, a map or a probe",
+    ExitCode.NO_BCC: "the BPF Compiler Collection's Python module is not installed",
+    ExitCode.NO_PROCESS: "attach --exit-if-none or --pid: no such process",
+    ExitCode.NOT_NCCL: "the file given with --lib is not a copy of NCCL",
+    ExitCode.OUTPUT: "the output folder cannot be used",
+    ExitCode.FINDINGS: "analyze: at least one finding of severity error",
+    ExitCode.NOTICES: "analyze: findings, all of severity notice",
+    ExitCode.NO_TRACE: "analyze: no readable trace in the folders given",
+    ExitCode.INTERRUPTED: "ended by a second Ctrl-C, without cleaning up",
+}
+
+
+class NccluprobeError(Exception):
+    """One line for the user: what, why, what to do; and an exit code."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
