@@ -174,11 +174,17 @@ class FakeComm:
         self._put(layout["abortFlag"], ctypes.addressof(self._flag), ctypes.c_uint64)
         if layout["config"] is not None:
             self._put(layout["config"] + 16, 1, ctypes.c_int)
-        self.seq: list[int] | None = None
-        if layout["seqNumber"] is not None:
-            self.seq = [1000 * (slot + 1) + rank for slot in range(5)]
-            for slot, value in enumerate(self.seq):
-                self._put(layout["seqNumber"] + 8 * slot, value, ctypes.c_uint64)
+        self._seq_at = layout["seqNumber"]
+        if self._seq_at is not None:
+            for slot in range(5):
+                self._put(self._seq_at + 8 * slot, 1000 * (slot + 1) + rank, ctypes.c_uint64)
+
+    def seq(self, api: str) -> int | None:
+        """The struct's own counter for this function, None where it has none."""
+        if self._seq_at is None or api not in SEQ_SLOT:
+            return None
+        at = self.pointer + self._seq_at + 8 * SEQ_SLOT[api]
+        return int(ctypes.c_uint64.from_address(at).value)
 
     def _put(self, offset: int | None, value: int, ctype: Any) -> None:
         if offset is not None:
@@ -207,8 +213,11 @@ class Program:
         """Those of the functions that this version exports."""
         return [api for api in apis if api in self.functions]
 
-    def call(self, api: str, comm: int | None = None, **passed: Any) -> int:
-        """One call on made-up communicator ``comm``, or NULL."""
+    def call(self, api: str, comm: int | None = None, *, later: bool = False, **passed: Any) -> Any:
+        """One call on made-up communicator ``comm``, or NULL.
+
+        ``later``: note it as one that never returns and give what does it.
+        """
         note: dict[str, Any] = {"api": api, "comm": comm, "thread": threading.get_native_id()}
         values: list[Any] = []
         # What the pointers point to must live as long as the call.
@@ -248,10 +257,14 @@ class Program:
         if group is not None and not api.startswith("ncclGroup"):
             note["group"], note["gpos"] = group
             self._local.group = (group[0], group[1] + 1)
+        elif comm is not None and group is None:
+            note["seq"] = self.comms[comm].seq(api)
         self.calls.append(note)
+        if later:
+            note["rc"] = None
+            return lambda: (self.functions[api](*values), keep, out)
         note["rc"] = self.functions[api](*values)
-        del keep, out
-        return int(note["rc"])
+        return note["rc"]
 
     def group(self, number: int) -> None:
         """GroupStart; the calls that follow are noted as its members."""
@@ -399,12 +412,11 @@ def in_thread(program: Program, comm: int, calls: int) -> None:
         program.call("ncclAllGather", comm, count=0, datatype=i % 10, stream=0)
 
 
-def crash(program: Program) -> None:
-    """One call that ends the process inside NCCL, where this version has one."""
+def crash(program: Program) -> Any:
+    """A call that ends the process inside NCCL, where this version has one."""
     if program.version >= (2, 26):
-        program.call("ncclCommAbort", 0)
-    elif program.version >= (2, 18):
-        program.call("ncclSend", 0, count=0, datatype=7, peer=1, stream=0)
+        return program.call("ncclCommAbort", 0, later=True)
+    return program.call("ncclSend", 0, later=True, count=0, datatype=7, peer=1, stream=0)
 
 
 def wait_for(path: Path, seconds: float) -> None:
@@ -443,14 +455,15 @@ def main() -> int:
         thread.start()
     for thread in threads:
         thread.join()
+    last = crash(program) if args.crash else None
     if args.truth:
         truth = {"pid": os.getpid(), "version": args.version, "calls": program.calls}
         args.truth.write_text(json.dumps(truth))
     print("called", flush=True)
     if args.done:
         wait_for(args.done, 120)
-    if args.crash:
-        crash(program)
+    if last is not None:
+        last()
     # The library's own clean-up at exit has nothing to clean up.
     os._exit(0)
 
