@@ -1,7 +1,8 @@
-"""Hatchling's build hook: the compiled native parts go into the wheel.
+"""Hatchling's build hook: the BPF source and the compiled native parts go into the wheel.
 
-They are built by native/build.py into a temporary folder and land in
-``nccluprobe/_native/``.  Without a C compiler the wheel is made all the same,
+``ebpf/`` becomes ``nccluprobe/_ebpf/``.  The native parts are built by
+native/build.py into a temporary folder and land in ``nccluprobe/_native/``; an
+editable installation uses the checkout's own.  Without a C compiler the wheel is made all the same,
 without them and with a warning: tracing needs only the BPF source, which BCC
 compiles at run time.  A wheel with native parts is tagged for its platform but
 for no Python version, as they are plain C and not extension modules.
@@ -30,15 +31,16 @@ def find_compiler() -> str | None:
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc, type-arg, unused-ignore]
-    """Compiles native/ for a wheel; does nothing for a source distribution."""
+    """Adds what lies outside the package to a wheel; leaves a source distribution alone."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._temporary: str | None = None
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or version == "editable":
             return
-        built = [] if version == "editable" else self._compile()
+        build_data["force_include"][str(Path(self.root) / "ebpf")] = "nccluprobe/_ebpf"
+        built = self._compile()
         for path in built:
             build_data["force_include"][str(path)] = f"nccluprobe/_native/{path.name}"
         if built:
