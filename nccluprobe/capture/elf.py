@@ -3,39 +3,37 @@
 Works on an open file descriptor, never on a path, so that what was examined
 and what is probed are one file.  The file may be anything that a traced process
 maps, so nothing in it is trusted: every size is bounded, and any trouble ends in
-``ElfError``.  Reads are ``pread`` and not ``mmap``: a file that shrinks under a
-mapping would end the tracer with SIGBUS.
+``ElfError``.
 
 A library of 500 MB is examined by reading its headers and symbol names only.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from elftools.common.utils import struct_parse
-from elftools.elf.elffile import ELFFile
 
+from nccluprobe.capture.elf_file import (
+    ElfError,
+    Headers,
+    Section,
+    chunks,
+    read_exactly,
+    read_headers,
+)
 from nccluprobe.capture.insn import EMULATED, classify, probe_shift
 from nccluprobe.nccl.api import API_TABLE, SIGNATURE_SYMBOLS
 
-#: Bytes that pyelftools may read in all; headers of real libraries need 100 KB.
-_HEADER_BUDGET = 16 << 20
-_MAX_SECTIONS = 4096
-_MAX_SEGMENTS = 1024
+__all__ = ["ElfError", "Function", "NcclImage", "hash_form", "scan"]
+
 _MAX_SYMTAB = 512 << 20
 _MAX_STRTAB = 2 << 30
 _MAX_RODATA = 256 << 20
-_CHUNK = 4 << 20
-_BLOCK = 16 << 10
 
 _SYMBOL = np.dtype(
     [
@@ -50,12 +48,7 @@ _SYMBOL = np.dtype(
 _PROBE = b"ncclAllReduce"
 _NAMES = re.compile(rb"nccl[A-Z][A-Za-z0-9]{2,40}\0")
 _VERSION = re.compile(rb"NCCL version (\d{1,2}\.\d{1,3}\.\d{1,3})")
-_LONGEST = 64  # bytes that two chunks overlap when searched
 _FUNC, _GNU_BUILD_ID, _DT_SONAME = 2, 3, 14
-
-
-class ElfError(Exception):
-    """The file cannot be read as a 64-bit ELF file; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -128,158 +121,11 @@ def scan(fd: int) -> NcclImage | None:
         raise ElfError(f"damaged ELF file: {type(err).__name__}: {err}"[:200]) from err
 
 
-class _FdFile(io.RawIOBase):
-    """A seekable file over ``pread`` for pyelftools, with a budget against endless reads."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        super().__init__()
-        self._fd, self._size, self._at = fd, size, 0
-        self._left = _HEADER_BUDGET
-        self._blocks: dict[int, bytes] = {}
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        if self._at < 0:
-            raise ElfError("offset outside the file")
-        return self._at
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
-        if end - self._at > self._left:
-            raise ElfError("headers are implausibly large")
-        parts = []
-        while self._at < end:
-            number, skip = divmod(self._at, _BLOCK)
-            block = self._blocks.get(number)
-            if block is None:
-                block = self._blocks[number] = os.pread(self._fd, _BLOCK, number * _BLOCK)
-                self._left -= _BLOCK
-            part = block[skip : skip + end - self._at]
-            if not part:
-                break
-            parts.append(part)
-            self._at += len(part)
-            self._left -= 16
-        return b"".join(parts)
+def _contains(fd: int, section: Section, word: bytes) -> bool:
+    return any(word in chunk for _, chunk in chunks(fd, section, _MAX_STRTAB))
 
 
-@dataclass(frozen=True)
-class _Section:
-    name: int
-    type: str
-    flags: int
-    offset: int
-    size: int
-    link: int
-
-
-@dataclass(frozen=True)
-class _Segment:
-    type: str
-    flags: int
-    offset: int
-    vaddr: int
-    filesz: int
-
-
-@dataclass(frozen=True)
-class _Headers:
-    machine: str
-    sections: list[_Section]
-    segments: list[_Segment]
-
-    def file_offset(self, vaddr: int) -> int | None:
-        """File offset of a code address, None when no executable segment holds it."""
-        for seg in self.segments:
-            if seg.type == "PT_LOAD" and seg.flags & 1 and 0 <= vaddr - seg.vaddr < seg.filesz:
-                return vaddr - seg.vaddr + seg.offset
-        return None
-
-
-def _headers(fd: int, size: int) -> _Headers:
-    stream: Any = _FdFile(fd, size)
-    elf = ELFFile(stream)
-    if elf.elfclass != 64 or not elf.little_endian:
-        raise ElfError("not a 64-bit little-endian ELF file")
-    counts = elf.num_sections(), elf.num_segments()
-    if counts[0] > _MAX_SECTIONS or counts[1] > _MAX_SEGMENTS:
-        raise ElfError("too many sections or segments")
-    # Headers only: elf.get_section() would parse a whole hash table.
-    sections = []
-    for at in _positions(elf["e_shoff"], elf["e_shentsize"], counts[0]):
-        head = struct_parse(elf.structs.Elf_Shdr, stream, at)
-        sections.append(
-            _Section(
-                head["sh_name"],
-                str(head["sh_type"]),
-                head["sh_flags"],
-                head["sh_offset"],
-                head["sh_size"],
-                head["sh_link"],
-            )
-        )
-    segments = []
-    for at in _positions(elf["e_phoff"], elf["e_phentsize"], counts[1]):
-        head = struct_parse(elf.structs.Elf_Phdr, stream, at)
-        segments.append(
-            _Segment(
-                str(head["p_type"]),
-                head["p_flags"],
-                head["p_offset"],
-                head["p_vaddr"],
-                head["p_filesz"],
-            )
-        )
-    machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(str(elf["e_machine"]), "other")
-    return _Headers(machine, sections, segments)
-
-
-def _positions(start: int, size: int, count: int) -> range:
-    if count and size < 32:
-        raise ElfError("header entries are implausibly small")
-    return range(start, start + count * size, size) if count else range(0)
-
-
-def _read(fd: int, offset: int, size: int, limit: int) -> bytes:
-    if size > limit:
-        raise ElfError(f"a table of {size} bytes is implausibly large")
-    parts = []
-    while size > 0:
-        part = os.pread(fd, min(size, 1 << 30), offset)
-        if not part:
-            raise ElfError("file ends inside a table")
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _chunks(fd: int, section: _Section, limit: int) -> Iterator[tuple[int, bytes]]:
-    """(position in the section, bytes) with an overlap, so that no name is cut."""
-    at, end = 0, min(section.size, limit)
-    while at < end:
-        want = min(_CHUNK + _LONGEST, end - at)
-        chunk = os.pread(fd, want, section.offset + at)
-        if not chunk:
-            return
-        yield at, chunk
-        at += min(_CHUNK, len(chunk))
-
-
-def _contains(fd: int, section: _Section, word: bytes) -> bool:
-    return any(word in chunk for _, chunk in _chunks(fd, section, _MAX_STRTAB))
-
-
-def _name_offsets(fd: int, strtab: _Section) -> dict[int, str]:
+def _name_offsets(fd: int, strtab: Section) -> dict[int, str]:
     """String table offset -> name, for "ncclX" anywhere.
 
     Linkers merge tails: the table may hold "pncclX" only, and "ncclX" begin
@@ -287,7 +133,7 @@ def _name_offsets(fd: int, strtab: _Section) -> dict[int, str]:
     """
     wanted = {api.name for api in API_TABLE} | SIGNATURE_SYMBOLS
     found: dict[int, str] = {}
-    for base, chunk in _chunks(fd, strtab, _MAX_STRTAB):
+    for base, chunk in chunks(fd, strtab, _MAX_STRTAB):
         for match in _NAMES.finditer(chunk):
             name = match[0][:-1].decode()
             if name in wanted:
@@ -295,9 +141,9 @@ def _name_offsets(fd: int, strtab: _Section) -> dict[int, str]:
     return found
 
 
-def _gnu_hash_has(fd: int, table: _Section, symtab: _Section, strtab: _Section) -> bool:
+def _gnu_hash_has(fd: int, table: Section, symtab: Section, strtab: Section) -> bool:
     """Whether .gnu.hash, which lists defined symbols only, has ncclAllReduce."""
-    head = _read(fd, table.offset, 16, 16)
+    head = read_exactly(fd, table.offset, 16, 16)
     nbuckets, symoffset, bloom, shift = struct.unpack("<4I", head)
     if nbuckets == 0 or bloom == 0 or bloom * 8 + nbuckets * 4 + 16 > table.size:
         raise ElfError("damaged .gnu.hash")
@@ -305,18 +151,18 @@ def _gnu_hash_has(fd: int, table: _Section, symtab: _Section, strtab: _Section) 
     for byte in _PROBE:
         h = (h * 33 + byte) & 0xFFFFFFFF
     at = table.offset + 16
-    (word,) = struct.unpack("<Q", _read(fd, at + (h // 64 % bloom) * 8, 8, 8))
+    (word,) = struct.unpack("<Q", read_exactly(fd, at + (h // 64 % bloom) * 8, 8, 8))
     if not (word >> (h % 64) & 1 and word >> ((h >> (shift & 31)) % 64) & 1):
         return False
     at += bloom * 8
-    (index,) = struct.unpack("<I", _read(fd, at + (h % nbuckets) * 4, 4, 4))
+    (first,) = struct.unpack("<I", read_exactly(fd, at + (h % nbuckets) * 4, 4, 4))
     at += nbuckets * 4
-    for index in range(index, index + 10_000):
+    for index in range(first, first + 10_000):
         if index < symoffset or at + (index - symoffset) * 4 + 4 > table.offset + table.size:
             return False
-        (value,) = struct.unpack("<I", _read(fd, at + (index - symoffset) * 4, 4, 4))
+        (value,) = struct.unpack("<I", read_exactly(fd, at + (index - symoffset) * 4, 4, 4))
         if (value ^ h) < 2 and index * 24 + 24 <= symtab.size:
-            (name,) = struct.unpack("<I", _read(fd, symtab.offset + index * 24, 4, 4))
+            (name,) = struct.unpack("<I", read_exactly(fd, symtab.offset + index * 24, 4, 4))
             if os.pread(fd, len(_PROBE) + 1, strtab.offset + name) == _PROBE + b"\0":
                 return True
         if value & 1:
@@ -324,12 +170,12 @@ def _gnu_hash_has(fd: int, table: _Section, symtab: _Section, strtab: _Section) 
     return False
 
 
-def _symbols(fd: int, symtab: _Section, strtab: _Section) -> dict[str, tuple[int, int]]:
+def _symbols(fd: int, symtab: Section, strtab: Section) -> dict[str, tuple[int, int]]:
     """Name -> (address, size) of the NCCL functions that a symbol table defines."""
     offsets = _name_offsets(fd, strtab)
     if "ncclAllReduce" not in offsets.values():
         return {}
-    raw = _read(fd, symtab.offset, symtab.size // 24 * 24, _MAX_SYMTAB)
+    raw = read_exactly(fd, symtab.offset, symtab.size // 24 * 24, _MAX_SYMTAB)
     table = np.frombuffer(raw, dtype=_SYMBOL)
     hits = table[np.isin(table["name"], np.array(list(offsets), dtype=np.uint32))]
     found: dict[str, tuple[int, int]] = {}
@@ -341,7 +187,7 @@ def _symbols(fd: int, symtab: _Section, strtab: _Section) -> dict[str, tuple[int
     return found
 
 
-def _find_symbols(fd: int, elf: _Headers) -> tuple[str, dict[str, tuple[int, int]]] | None:
+def _find_symbols(fd: int, elf: Headers) -> tuple[str, dict[str, tuple[int, int]]] | None:
     for kind, label in (("SHT_DYNSYM", ".dynsym"), ("SHT_SYMTAB", ".symtab")):
         symtab = next((s for s in elf.sections if s.type == kind), None)
         if symtab is None or not 0 < symtab.link < len(elf.sections):
@@ -359,7 +205,7 @@ def _find_symbols(fd: int, elf: _Headers) -> tuple[str, dict[str, tuple[int, int
     return None
 
 
-def _build_id(fd: int, elf: _Headers) -> str | None:
+def _build_id(fd: int, elf: Headers) -> str | None:
     for seg in elf.segments:
         if seg.type != "PT_NOTE":
             continue
@@ -374,13 +220,13 @@ def _build_id(fd: int, elf: _Headers) -> str | None:
     return None
 
 
-def _version(fd: int, elf: _Headers) -> str | None:
+def _version(fd: int, elf: Headers) -> str | None:
     # Read-only data, the small sections first: a copy of NCCL also has hundreds
     # of megabytes of GPU code in sections of this kind.
     readonly = [s for s in elf.sections if s.flags & 7 == 2 and s.type == "SHT_PROGBITS"]
     left = _MAX_RODATA
     for section in sorted(readonly, key=lambda s: s.size):
-        for _, chunk in _chunks(fd, section, left):
+        for _, chunk in chunks(fd, section, left):
             found = _VERSION.search(chunk)
             if found:
                 return found[1].decode()
@@ -388,12 +234,12 @@ def _version(fd: int, elf: _Headers) -> str | None:
     return None
 
 
-def _soname(fd: int, elf: _Headers) -> str | None:
+def _soname(fd: int, elf: Headers) -> str | None:
     dynamic = next((s for s in elf.sections if s.type == "SHT_DYNAMIC"), None)
     if dynamic is None or not 0 < dynamic.link < len(elf.sections):
         return None
     names = elf.sections[dynamic.link]
-    table = _read(fd, dynamic.offset, dynamic.size & ~15, 1 << 20)
+    table = read_exactly(fd, dynamic.offset, dynamic.size & ~15, 1 << 20)
     for tag, value in struct.iter_unpack("<2Q", table):
         if tag == _DT_SONAME and value < names.size:
             text = os.pread(fd, 256, names.offset + value).split(b"\0")[0]
@@ -407,7 +253,7 @@ def _scan(fd: int) -> NcclImage | None:
         raise ElfError("not a regular file")
     if os.pread(fd, 4, 0) != b"\x7fELF":
         raise ElfError("not an ELF file")
-    elf = _headers(fd, status.st_size)
+    elf = read_headers(fd, status.st_size)
     symbols = _find_symbols(fd, elf)
     if symbols is None:
         return None

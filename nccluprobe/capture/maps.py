@@ -143,20 +143,20 @@ def parse_maps(text: bytes) -> list[Mapping]:
     return found
 
 
-def stat_mapping(pid: int, mapping: Mapping) -> os.stat_result | None:
-    """stat of the mapped file, None when it cannot be had."""
+def stat_mapping(pid: int, mapping: Mapping) -> os.stat_result:
+    """stat of the mapped file; OSError when it cannot be had."""
     for path in _ways(pid, mapping):
         try:
-            found = os.stat(path)
+            found = os.stat(path)  # noqa: PTH116 - called for every mapping
         except (OSError, ValueError):
             continue
         if found.st_ino == mapping.inode:
             return found
-    return None
+    raise FileNotFoundError(f"{mapping.path}, as mapped by {pid}, cannot be looked at")
 
 
-def open_mapping(pid: int, mapping: Mapping) -> OpenFile | None:
-    """Open the mapped file itself; None when that is not possible (any more).
+def open_mapping(pid: int, mapping: Mapping) -> OpenFile:
+    """Open the mapped file itself; OSError when that is not possible (any more).
 
     /proc/PID/map_files opens the very inode that is mapped, also when it is
     deleted, but needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.  Else the path is
@@ -172,7 +172,7 @@ def open_mapping(pid: int, mapping: Mapping) -> OpenFile | None:
         if status.st_ino == mapping.inode and stat.S_ISREG(status.st_mode):
             return identify(fd, mapping.path, pid)
         os.close(fd)
-    return None
+    raise FileNotFoundError(f"{mapping.path}, as mapped by {pid}, cannot be opened")
 
 
 def _ways(pid: int, mapping: Mapping) -> tuple[str, ...]:

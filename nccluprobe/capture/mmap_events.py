@@ -136,21 +136,20 @@ def parse_records(data: bytes, batch: MmapBatch) -> None:
         if kind == _LOST:
             batch.lost = True
         elif size >= 16:
-            _one(kind, misc, *struct.unpack_from("<2I", data, at + 8), data, at, size, batch)
+            _one(kind, misc, data[at : at + size], batch)
         at += size
 
 
-def _one(
-    kind: int, misc: int, pid: int, second: int, data: bytes, at: int, size: int, batch: MmapBatch
-) -> None:
+def _one(kind: int, misc: int, record: bytes, batch: MmapBatch) -> None:
+    (pid,) = struct.unpack_from("<I", record, 8)
     if kind == _MMAP2_RECORD:
         batch.mapped.add(pid)
     elif kind == _COMM_RECORD:
         if misc & _MISC_COMM_EXEC:
             batch.execs.add(pid)
-    elif kind in (_FORK, _EXIT) and size >= 24:
+    elif kind in (_FORK, _EXIT) and len(record) >= 24:
         # pid, ppid, tid, ptid: threads come and go too; only processes matter
-        (tid,) = struct.unpack_from("<I", data, at + 16)
+        (tid,) = struct.unpack_from("<I", record, 16)
         if tid == pid:
             (batch.forks if kind == _FORK else batch.exits).add(pid)
 
