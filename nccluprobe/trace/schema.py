@@ -113,6 +113,11 @@ _CALL_COMMON: tuple[Field, ...] = (
     _opt("blind", _BOOL, "true: a full map left this call without identity and numbers"),
     _opt("nonblocking", _BOOL, "true: made with config.blocking = 0"),
     _opt("uid_hash", _HASH, "init calls: commHash of the unique id passed"),
+    _opt(
+        "again",
+        _BOOL,
+        "true: stands in an earlier part already; repeated because its group is still open",
+    ),
 )
 
 _CALL_END: tuple[Field, ...] = (
@@ -120,8 +125,9 @@ _CALL_END: tuple[Field, ...] = (
     _null("rc", _INT, "ncclResult_t; null: never returned, or the exit was not probed"),
     _opt(
         "end",
-        _enum("no_return", "unwound", "enter_only"),
-        "why rc is null: its thread or process ended inside, it was left by longjmp, exits not probed",
+        _enum("no_return", "unwound", "enter_only", "lost"),
+        "why rc is null: its thread or process ended inside, it was left by longjmp, exits are not "
+        "probed, or it is no longer inside and the record of its exit was lost",
     ),
 )
 
@@ -185,7 +191,10 @@ LINE_KINDS: tuple[LineKind, ...] = (
             Field("t", _NAT, f"first seen, {_TIME}"),
             _null("hash", _HASH, "NCCL's commHash (comm_uid_hash of a finding)"),
             Field(
-                "instance", _NAT, "how many communicators with this hash came before in the process"
+                "instance",
+                _NAT,
+                "how many communicators with this hash came before in the process (at this "
+                "endpoint, when the process drives several ranks); 0 when hash is null",
             ),
             _null("comm_rank", _INT, "rank of this process in it"),
             _null("nranks", _NAT, "its size"),
@@ -200,7 +209,8 @@ LINE_KINDS: tuple[LineKind, ...] = (
             _opt("log_id", _HASH, "commId in NCCL's log where it differs from hash (2.18 - 2.25)"),
             _opt("child", _NAT, "ordinal of this child on its parent, from 1"),
             _opt("color", _INT, "colour of the split"),
-            _opt("base", _NAT, "calls made on it before the first one seen here; absent: 0"),
+            _opt("base", _NAT, "calls made on it before the first one seen here; absent: none, "
+                "or not known when learnt is unknown"),
             _opt("in_group", _BOOL, "true: made by InitAll together with others of this process"),
         ),
     ),
@@ -234,10 +244,25 @@ LINE_KINDS: tuple[LineKind, ...] = (
                 f"every call that entered before this time is in the file or counted as lost, {_TIME}",
             ),
             Field("captured", _NAT, "records received for this process so far"),
-            Field("lost_kernel", _NAT, "records lost so far because the ring was full"),
+            Field(
+                "lost_kernel",
+                _NAT,
+                "records lost so far because the ring was full, with those that could not be told "
+                "by process",
+            ),
+            _opt(
+                "lost_unattributed",
+                _NAT,
+                "part of lost_kernel that may be any process's; absent: 0",
+            ),
             Field("lost_queue", _NAT, "records lost so far in the collector"),
             Field("overwritten", _NAT, "records overwritten unread so far (preload)"),
             Field("skipped_disk", _NAT, "lines not written so far because the disk was full"),
+            _opt(
+                "dropped",
+                _NAT,
+                "lines of oldest parts deleted so far to keep the bound of size; absent: 0",
+            ),
             Field("blind", _NAT, "calls so far without identity because a map was full"),
             Field("in_flight", _NAT, "calls now inside"),
             _null("alive", _BOOL, "whether the process exists"),
