@@ -35,8 +35,12 @@ class Target:
 
 def _entry_flags() -> tuple[str, ...]:
     """Every exported function begins as the real ones do: the frame pointer is pushed first."""
-    flags = ("-fno-shrink-wrap", "-fno-ipa-icf", "-fno-partial-inlining",
-             "-fno-optimize-sibling-calls")
+    flags = (
+        "-fno-shrink-wrap",
+        "-fno-ipa-icf",
+        "-fno-partial-inlining",
+        "-fno-optimize-sibling-calls",
+    )
     if platform.machine() in ("x86_64", "AMD64"):
         return (*flags, "-mno-omit-leaf-frame-pointer", "-fcf-protection=none")
     return flags
@@ -44,8 +48,10 @@ def _entry_flags() -> tuple[str, ...]:
 
 TARGETS: dict[str, Target] = {
     "libsimnccl.so": Target(
-        sources=tuple(f"simnccl/{n}.c" for n in ("shm", "device", "job", "group", "comm", "coll",
-                                                 "p2p", "misc")),
+        sources=tuple(
+            f"simnccl/{n}.c"
+            for n in ("shm", "device", "job", "group", "comm", "coll", "p2p", "misc")
+        ),
         cflags=("-fPIC", "-fvisibility=hidden", *_entry_flags()),
         ldflags=("-shared", "-Wl,-soname,libnccl.so.2", "-Wl,-z,nodelete"),
         libs=("-lpthread", "-lrt"),
@@ -59,13 +65,21 @@ def version_flags(version: str) -> tuple[str, ...]:
     """-D flags for a stand-in that claims this NCCL version."""
     major, minor, patch = (int(part) for part in version.split("."))
     # NCCL_VERSION_CODE: X*1000+Y*100+Z up to 2.8, X*10000+Y*100+Z since.
-    code = major * 1000 + minor * 100 + patch if (major, minor) <= (2, 8) else (
-        major * 10000 + minor * 100 + patch)
+    code = (
+        major * 1000 + minor * 100 + patch
+        if (major, minor) <= (2, 8)
+        else (major * 10000 + minor * 100 + patch)
+    )
     return (f'-DSIM_VERSION="{version}"', f"-DSIM_VERSION_CODE={code}")
 
 
-def build(out_dir: str | os.PathLike[str], targets: list[str] | None = None, cc: str | None = None,
-          extra_cflags: tuple[str, ...] = (), sim_version: str | None = None) -> dict[str, Path]:
+def build(
+    out_dir: str | os.PathLike[str],
+    targets: list[str] | None = None,
+    cc: str | None = None,
+    extra_cflags: tuple[str, ...] = (),
+    sim_version: str | None = None,
+) -> dict[str, Path]:
     """Compile `targets` (default: all) into `out_dir`; raises CalledProcessError."""
     compiler = shlex.split(cc or os.environ.get("CC") or "cc")
     out = Path(out_dir)

@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_LIB = Path(__file__).resolve().parent.parent / "build" / "native" / "libsimnccl.so"
-BANNER = ("demo_job: simnccl is a CPU-only stand-in for tests. "
-          "It is not NVIDIA NCCL, uses no GPU and moves no data.")
+BANNER = (
+    "demo_job: simnccl is a CPU-only stand-in for tests. "
+    "It is not NVIDIA NCCL, uses no GPU and moves no data."
+)
 COUNT = 1024
 FLOAT32, SUM = 7, 0
 PR_SET_PDEATHSIG = 1
@@ -59,24 +61,43 @@ def attribute(*parts: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lib", type=Path, default=DEFAULT_LIB, help="path of libsimnccl.so")
-    parser.add_argument("--resolve", choices=("handle", "default"), default="handle",
-                        help="look functions up in the library, or in the global scope, where an "
-                             "LD_PRELOAD library comes first")
+    parser.add_argument(
+        "--resolve",
+        choices=("handle", "default"),
+        default="handle",
+        help="look functions up in the library, or in the global scope, where an "
+        "LD_PRELOAD library comes first",
+    )
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--iters", type=int, default=200)
     parser.add_argument("--period", type=float, default=0.05, help="pause of an iteration, seconds")
-    parser.add_argument("--destroy", action=argparse.BooleanOptionalAction, default=True,
-                        help="end with ncclCommDestroy")
-    parser.add_argument("--hold", type=float, default=120.0,
-                        help="end all ranks this many seconds after the start (default 120)")
+    parser.add_argument(
+        "--destroy",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="end with ncclCommDestroy",
+    )
+    parser.add_argument(
+        "--hold",
+        type=float,
+        default=120.0,
+        help="end all ranks this many seconds after the start (default 120)",
+    )
     for fault in FAULTS:
-        parser.add_argument(f"--{fault.name}-rank", type=int, metavar="R",
-                            help=f"this rank {fault.help}")
-        parser.add_argument(f"--{fault.name}-at", type=int, default=10, metavar="K",
-                            help="in iteration K, from 0 (default 10)")
+        parser.add_argument(
+            f"--{fault.name}-rank", type=int, metavar="R", help=f"this rank {fault.help}"
+        )
+        parser.add_argument(
+            f"--{fault.name}-at",
+            type=int,
+            default=10,
+            metavar="K",
+            help="in iteration K, from 0 (default 10)",
+        )
         if fault.value:
             kind = int if isinstance(fault.default, int) else float
             parser.add_argument(f"--{fault.name}-{fault.value}", type=kind, default=fault.default)
@@ -97,8 +118,13 @@ def planted(args: argparse.Namespace) -> list[dict[str, object]]:
         if rank is None:
             continue
         at = getattr(args, attribute(fault.name, "at"))
-        entry: dict[str, object] = {"fault": fault.name, "rank": rank, "iteration": at,
-                                    "comm_seq": comm_seq(at), "api": "ncclAllReduce"}
+        entry: dict[str, object] = {
+            "fault": fault.name,
+            "rank": rank,
+            "iteration": at,
+            "comm_seq": comm_seq(at),
+            "api": "ncclAllReduce",
+        }
         if fault.value:
             entry[fault.value] = getattr(args, attribute(fault.name, fault.value))
         found.append(entry)
@@ -106,6 +132,7 @@ def planted(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 # ---- a rank ----------------------------------------------------------------------------------
+
 
 class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * 128)]
@@ -116,8 +143,9 @@ class Job:
 
     def __init__(self, lib: Path, resolve: str, rank: int, nranks: int, uid_file: Path) -> None:
         ptr, size, num = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self.nccl = ctypes.CDLL(str(lib), ctypes.RTLD_LOCAL if resolve == "handle" else
-                                ctypes.RTLD_GLOBAL)
+        self.nccl = ctypes.CDLL(
+            str(lib), ctypes.RTLD_LOCAL if resolve == "handle" else ctypes.RTLD_GLOBAL
+        )
         if resolve == "default":
             self.nccl = ctypes.CDLL(None)
         self.nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ptr), num, UniqueId, num]
@@ -167,8 +195,10 @@ def run_rank(args: argparse.Namespace) -> None:
     job = Job(args.lib, args.resolve, args.rank, args.ranks, args.uid_file)
 
     def hits(name: str, iteration: int) -> bool:
-        return (getattr(args, attribute(name, "rank")) == args.rank
-                and getattr(args, attribute(name, "at")) == iteration)
+        return (
+            getattr(args, attribute(name, "rank")) == args.rank
+            and getattr(args, attribute(name, "at")) == iteration
+        )
 
     for i in range(args.iters):
         time.sleep(args.period)  # the training step
@@ -193,6 +223,7 @@ def run_rank(args: argparse.Namespace) -> None:
 
 # ---- the parent ------------------------------------------------------------------------------
 
+
 class Stop(Exception):
     pass
 
@@ -202,9 +233,14 @@ def on_signal(signum: int, _frame: object) -> None:
 
 
 def rank_environment(args: argparse.Namespace, rank: int, run_id: str) -> dict[str, str]:
-    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(args.ranks),
-            "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(args.ranks),
-            "TORCHELASTIC_RUN_ID": run_id}
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(args.ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(args.ranks),
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -239,8 +275,11 @@ def wait_for(processes: list[subprocess.Popen[bytes]], seconds: float) -> str:
 def run_parent(args: argparse.Namespace, argv: list[str]) -> int:
     print(BANNER, flush=True)
     if not args.lib.exists():
-        print(f"demo_job: {args.lib} is missing; build it: python native/build.py "
-              f"--out {DEFAULT_LIB.parent}", file=sys.stderr)
+        print(
+            f"demo_job: {args.lib} is missing; build it: python native/build.py "
+            f"--out {DEFAULT_LIB.parent}",
+            file=sys.stderr,
+        )
         return 2
     faults = planted(args)
     if any(not 0 <= f["rank"] < args.ranks for f in faults):
@@ -248,20 +287,40 @@ def run_parent(args: argparse.Namespace, argv: list[str]) -> int:
         return 2
     run_id = os.environ.get("TORCHELASTIC_RUN_ID") or f"demo-{os.getpid()}"
     folder = Path(tempfile.mkdtemp(prefix="demo_job-"))
-    command = [sys.executable, os.path.abspath(__file__), *argv, "--uid-file", str(folder / "uid")]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        *argv,
+        "--uid-file",
+        str(folder / "uid"),
+    ]
     processes: list[subprocess.Popen[bytes]] = []
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, on_signal)
     stopped = False
     try:
         for rank in range(args.ranks):
-            processes.append(subprocess.Popen([*command, "--rank", str(rank)],
-                                              env=rank_environment(args, rank, run_id)))
-        print(json.dumps({
-            "run_id": run_id, "parent_pid": os.getpid(), "lib": str(args.lib), "nranks": args.ranks,
-            "iters": args.iters, "period": args.period, "destroy": args.destroy,
-            "pids": {str(rank): p.pid for rank, p in enumerate(processes)}, "planted": faults,
-        }), flush=True)
+            processes.append(
+                subprocess.Popen(
+                    [*command, "--rank", str(rank)], env=rank_environment(args, rank, run_id)
+                )
+            )
+        print(
+            json.dumps(
+                {
+                    "run_id": run_id,
+                    "parent_pid": os.getpid(),
+                    "lib": str(args.lib),
+                    "nranks": args.ranks,
+                    "iters": args.iters,
+                    "period": args.period,
+                    "destroy": args.destroy,
+                    "pids": {str(rank): p.pid for rank, p in enumerate(processes)},
+                    "planted": faults,
+                }
+            ),
+            flush=True,
+        )
         why = wait_for(processes, args.hold)
     except Stop as stop:
         why, stopped = str(stop), True

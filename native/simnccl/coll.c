@@ -16,7 +16,8 @@ static ncclResult_t check_args(struct ncclComm *comm, ncclDataType_t type, int o
   ncclResult_t rc = sim_check(comm);
   if (rc == ncclSuccess) rc = sim_check_ready(comm);
   if (rc != ncclSuccess) return rc;
-  if ((int)type < 0 || type >= ncclNumTypes) return sim_fail(ncclInvalidArgument, "invalid type %d", (int)type);
+  if ((int)type < 0 || type >= ncclNumTypes)
+    return sim_fail(ncclInvalidArgument, "invalid type %d", (int)type);
   if (root < 0 || root >= comm->nRanks)
     return sim_fail(ncclInvalidArgument, "invalid root %d (root should be in the 0..%d range)", root,
                     comm->nRanks);

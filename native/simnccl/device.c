@@ -25,6 +25,7 @@ void sim_unlock(void) { pthread_mutex_unlock(&g_mutex); }
 
 static void fork_child(void) {
   g_thread_runs = false;
+  g_streams = NULL; /* the parent's work is the parent's */
   sim_shm_after_fork();
   sim_unlock();
 }

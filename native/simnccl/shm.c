@@ -2,9 +2,9 @@
  *
  * /dev/shm/simnccl-<key>. Liveness is left to the kernel: every member holds an
  * open-file-description lock on byte LIVE+rank, which ends with the process
- * however it dies. Byte 0 is the mutex of joining and leaving. Who leaves and
- * finds no other lock removes the file; files whose holders were all killed
- * are removed by simCleanup, which every process runs before its first unique id. */
+ * however it dies. Byte 0 is the mutex of joining and leaving. Who leaves (also
+ * by exit) and finds no other lock removes the file; files whose holders were all
+ * killed are removed by simCleanup, which a process runs before its first unique id. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -60,7 +60,10 @@ static ncclResult_t map_and_enter(struct sim_shm *s) {
     return sim_fail(ncclSystemError, "ftruncate: %s", strerror(errno));
   if (st.st_size != 0 && (size_t)st.st_size != s->size)
     return sim_fail(ncclInvalidUsage, "the ranks disagree on the number of ranks");
-  s->seg = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+  /* Through a description of its own: a mapping inherited by fork would keep the locks. */
+  int map_fd = shm_open(s->name, O_RDWR | O_CLOEXEC, 0);
+  s->seg = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_SHARED, map_fd, 0);
+  if (map_fd >= 0) close(map_fd);
   if (s->seg == MAP_FAILED) {
     s->seg = NULL;
     return sim_fail(ncclSystemError, "mmap: %s", strerror(errno));
@@ -119,19 +122,30 @@ void sim_shm_unref(struct sim_shm *s) {
   free(s);
 }
 
+/* Gives up this rank's liveness; the last one removes the file. */
+static void release(struct sim_shm *s) {
+  if (s->fd < 0) return;
+  range_lock(s->fd, F_WRLCK, 0, 1, F_OFD_SETLKW);
+  if (!s->conflict) range_lock(s->fd, F_UNLCK, LIVE + s->rank, 1, F_OFD_SETLK);
+  struct stat st;
+  if (!others_alive(s->fd) && fstat(s->fd, &st) == 0 && st.st_nlink > 0) shm_unlink(s->name);
+  close(s->fd); /* drops the mutex too */
+  s->fd = -1;
+}
+
 void sim_shm_leave(struct sim_shm *s) {
   if (s->left) return;
   s->left = true;
   sim_ring(s);
-  if (s->fd >= 0) {
-    range_lock(s->fd, F_WRLCK, 0, 1, F_OFD_SETLKW);
-    if (!s->conflict) range_lock(s->fd, F_UNLCK, LIVE + s->rank, 1, F_OFD_SETLK);
-    struct stat st;
-    if (!others_alive(s->fd) && fstat(s->fd, &st) == 0 && st.st_nlink > 0) shm_unlink(s->name);
-    close(s->fd); /* drops the mutex too */
-    s->fd = -1;
-  }
+  release(s);
   sim_shm_unref(s);
+}
+
+/* A program that ends without destroying its communicators. */
+__attribute__((destructor)) static void leave_all(void) {
+  sim_lock();
+  for (struct sim_shm *s = g_segments; s; s = s->next) release(s);
+  sim_unlock();
 }
 
 /* A forked child must not keep the parent's liveness locks. */
