@@ -1,0 +1,1 @@
+"""End to end: the commands a user runs, on real processes, against the stand-in."""
