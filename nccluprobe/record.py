@@ -45,7 +45,9 @@ FIELDS: tuple[FieldDef, ...] = (
         "p2p: ordinal for this communicator, direction and peer, from 0; "
         "split, shrink, grow: ordinal of the child on its parent, from 1",
     ),
-    FieldDef("nccl_seq", "u64", "ncclComm.seqNumber[] of this function at entry; all ones: unknown"),
+    FieldDef(
+        "nccl_seq", "u64", "ncclComm.seqNumber[] of this function at entry; all ones: unknown"
+    ),
     FieldDef("callsite_id", "u64", "hash of the user's stack; 0: not taken"),
     FieldDef("uid_hash", "u64", "commHash made from the unique id (init calls), else 0"),
     FieldDef("log_hash", "u64", "commId of NCCL's own log where it differs from commHash, else 0"),
@@ -83,7 +85,13 @@ KIND_CALL = 1
 #: A communicator's name: bytes [NAME_OFFSET, NAME_OFFSET + NAME_SIZE) hold it,
 #: NUL-terminated, in place of the fields there; new_gen says whose it is.
 KIND_NAME = 2
-KINDS = {"CALL": KIND_CALL, "NAME": KIND_NAME}
+#: A communicator made by an earlier call, seen only now: a split, shrink or
+#: grow in a group or non-blocking writes its handle after it has returned.
+#: ``api``, ``t_enter`` and ``color`` are those of that call, ``comm_gen`` is the
+#: parent's, ``order_idx`` the ordinal of the child; ``new_comm`` and ``new_gen``
+#: are the child's, ``t_exit`` is when it was seen.  It is no call: no rc, no idx.
+KIND_NEW_COMM = 3
+KINDS = {"CALL": KIND_CALL, "NAME": KIND_NAME, "NEW_COMM": KIND_NEW_COMM}
 NAME_OFFSET = OFFSETS["count"]
 NAME_SIZE = 64
 
@@ -112,7 +120,7 @@ class Record(NamedTuple):
     t_exit: int
     comm: int
     new_comm: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     stream: int
     call_idx: int
     order_idx: int

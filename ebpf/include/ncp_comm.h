@@ -1,0 +1,147 @@
+/* Communicators: generations, numbers, and the new ones that calls make. */
+#ifndef NCP_COMM_H
+#define NCP_COMM_H
+
+static __always_inline u32 ncp_new_gen(struct ncp_globals *g, u64 n) {
+  return (u32)__sync_fetch_and_add(&g->next_gen, n) + 1;
+}
+
+/* A generation opened by the call that made it; whatever had the same address
+ * before is over. 0: no room. */
+static __always_inline u32 ncp_comm_made(struct ncp_thread *th, u32 gen, u64 ptr, u64 hash) {
+  struct ncp_comm_key key = {.epoch = th->epoch, .ptr = ptr};
+  struct ncp_comm comm = {.gen = gen, .hash = hash};
+  if (comms.update(&key, &comm) == 0) return gen;
+  ncp_count(NCP_STAT_COMM_FULL);
+  ncp_count_blind(th->epoch);
+  return 0;
+}
+
+/* A handle that an earlier call of this thread was to write, now written. */
+static __always_inline void ncp_take(struct ncp_globals *g, struct ncp_thread *th,
+                                     struct ncp_pending *p, u64 ptr, u64 now) {
+  u32 gen = ncp_comm_made(th, ncp_new_gen(g, 1), ptr, 0);
+  p->rec.t_exit = now;
+  p->rec.new_comm = ptr;
+  p->rec.new_gen = gen;
+  ncp_emit_pending(th, p);
+  if (p->name[0] && gen) {
+    p->rec.kind = NCP_KIND_NAME;
+    __builtin_memcpy(&p->rec.count, p->name, NCP_NAME_SIZE);
+    ncp_emit_pending(th, p);
+  }
+}
+
+/* The end of a group (its record is in th->rec): opens a generation for each
+ * handle that its calls have written, and forgets them if the group failed. */
+static __always_inline void ncp_take_all(struct ncp_globals *g, struct ncp_thread *th, u64 thread,
+                                         u64 now, int ok) {
+  struct ncp_pending_key key = {.thread = thread};
+  u32 n = th->pending;
+  th->pending = 0; /* kept in the map, where the verifier does not follow it */
+  for (int i = 0; i < NCP_PENDING_PER_THREAD; i++) {
+    if (i >= n) break;
+    key.slot = i;
+    struct ncp_pending *p = pending.lookup(&key);
+    if (!p) continue;
+    u64 ptr = 0;
+    int ours = p->rec.group_id == th->rec.group_id;
+    if (ours) bpf_probe_read_user(&ptr, sizeof(ptr), (void *)p->out);
+    if (!ptr && (ok || !ours)) {
+      th->pending = i + 1; /* not blocking: another thread will write it */
+      continue;
+    }
+    if (ok) ncp_take(g, th, p, ptr, now);
+    pending.delete(&key);
+  }
+}
+
+/* A communicator that nobody told of is used: is it one of those? */
+static __always_inline void ncp_take_one(struct ncp_globals *g, struct ncp_thread *th, u64 thread,
+                                         u64 now, u64 want) {
+  struct ncp_pending_key key = {.thread = thread};
+  struct ncp_pending *found = 0;
+  for (int i = 0; i < NCP_PENDING_PER_THREAD; i++) {
+    u64 ptr = 0;
+    key.slot = i;
+    struct ncp_pending *p = pending.lookup(&key);
+    if (p && !bpf_probe_read_user(&ptr, sizeof(ptr), (void *)p->out) && ptr == want) {
+      found = p;
+      break;
+    }
+  }
+  if (!found) return;
+  ncp_take(g, th, found, want, now);
+  pending.delete(&key);
+}
+
+/* Remembers a child whose handle is not written yet. */
+static __always_inline void ncp_defer(struct ncp_thread *th, u64 thread) {
+  struct ncp_pending_key key = {.thread = thread, .slot = th->pending};
+  struct ncp_pending p = {};
+  if (th->pending >= NCP_PENDING_PER_THREAD) {
+    ncp_count(NCP_STAT_PENDING_FULL);
+    return;
+  }
+  __builtin_memcpy(&p.rec, &th->rec, sizeof(p.rec));
+  p.rec.kind = NCP_KIND_NEW_COMM;
+  p.rec.call_idx = 0;
+  p.rec.rc = 0;
+  p.out = th->out;
+  if (th->name) bpf_probe_read_user_str(p.name, sizeof(p.name), (void *)th->name);
+  if (pending.update(&key, &p))
+    ncp_count(NCP_STAT_PENDING_FULL);
+  else
+    th->pending++;
+}
+
+/* Identity and numbers of a call, from the communicator it was passed. They
+ * are taken here, before anything can be lost: a lost record leaves a hole. */
+static __always_inline void ncp_number(struct ncp_globals *g, struct ncp_thread *th, u64 thread,
+                                       u32 api, u32 class) {
+  struct ncp_record *r = &th->rec;
+  struct ncp_comm_key key = {.epoch = th->epoch, .ptr = r->comm};
+  struct ncp_comm *c = comms.lookup(&key);
+  if (!c && ncp_api_closes(api)) return; /* never used since we came: nothing to number */
+  if (!c && th->pending) {
+    ncp_take_one(g, th, thread, r->t_enter, r->comm);
+    c = comms.lookup(&key);
+  }
+  if (!c) {
+    struct ncp_comm late = {.gen = ncp_new_gen(g, 1), .flags = NCP_FLAG_COMM_LATE};
+    comms.insert(&key, &late);
+    c = comms.lookup(&key);
+  }
+  if (!c) {
+    r->flags |= NCP_FLAG_BLIND;
+    ncp_count(NCP_STAT_COMM_FULL);
+    ncp_count_blind(th->epoch);
+    return;
+  }
+  r->comm_gen = c->gen;
+  r->flags |= c->flags;
+  r->call_idx = __sync_fetch_and_add(&c->calls, 1);
+  if (class == NCP_CLASS_COLLECTIVE) {
+    r->order_idx = __sync_fetch_and_add(&c->collectives, 1);
+  } else if (class == NCP_CLASS_P2P) {
+    struct ncp_p2p_key pk = {.epoch = th->epoch, .gen = c->gen, .peer = r->peer};
+    pk.direction = ncp_api_direction(api);
+    u64 zero = 0, *n = p2p.lookup(&pk);
+    if (!n) {
+      p2p.insert(&pk, &zero);
+      n = p2p.lookup(&pk);
+    }
+    if (n) {
+      r->order_idx = __sync_fetch_and_add(n, 1);
+    } else {
+      r->flags |= NCP_FLAG_BLIND;
+      ncp_count(NCP_STAT_P2P_FULL);
+      ncp_count_blind(th->epoch);
+    }
+  } else if (class == NCP_CLASS_LIFECYCLE) {
+    if (ncp_api_child(api)) r->order_idx = __sync_fetch_and_add(&c->children, 1) + 1;
+    if (ncp_api_closes(api)) comms.delete(&key);
+  }
+}
+
+#endif

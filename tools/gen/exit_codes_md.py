@@ -1,0 +1,20 @@
+"""docs/exit-codes.md."""
+
+from __future__ import annotations
+
+from gen.text import md_page, md_table
+from nccluprobe.errors import EXIT_CODES
+
+
+def render() -> str:
+    """One row per exit code."""
+    table = md_table(
+        ("code", "name", "meaning"),
+        [(int(code), code.name, doc) for code, doc in EXIT_CODES.items()],
+    )
+    return md_page(
+        "Exit codes",
+        "The same numbers hold for every command; a number never changes its meaning.\n"
+        "On an error the command prints one line to standard error: what, why, what to do.\n\n"
+        + table,
+    )
