@@ -81,5 +81,3 @@ class Clock:
             return None, None
         synced = state != _TIME_ERROR and not timex.status & _STA_UNSYNC
         return synced, max(0, int(timex.maxerror)) * 1000
-
-

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST = 100
-
-#: Where launchers put their job's id, the most telling first.
-JOB_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "SLURM_JOB_ID",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-)
-
-
-def job_id(environ: Mapping[str, str]) -> str | None:
-    """The launcher's job id in a process's environment."""
-    for name in JOB_VARIABLES:
-        value = environ.get(name, "").strip()
-        # torchrun without --rdzv-id says "none".
-        if value and not (name == "TORCHELASTIC_RUN_ID" and value.lower() == "none"):
-            return value
-    return None
 
 
 def component(text: str) -> str:

@@ -134,7 +134,8 @@ _CALL_END: tuple[Field, ...] = (
 LINE_KINDS: tuple[LineKind, ...] = (
     LineKind(
         "process",
-        "Who is traced. First line of every part; written again when more is known: the last one holds.",
+        "Who is traced. First line of every part; written again when more is known: the last one "
+        "holds.",
         (
             Field("schema", {"const": SCHEMA_VERSION}, "version of this format"),
             Field("run_id", _STR, "label of the run; never part of a match"),
@@ -209,8 +210,12 @@ LINE_KINDS: tuple[LineKind, ...] = (
             _opt("log_id", _HASH, "commId in NCCL's log where it differs from hash (2.18 - 2.25)"),
             _opt("child", _NAT, "ordinal of this child on its parent, from 1"),
             _opt("color", _INT, "colour of the split"),
-            _opt("base", _NAT, "calls made on it before the first one seen here; absent: none, "
-                "or not known when learnt is unknown"),
+            _opt(
+                "base",
+                _NAT,
+                "calls made on it before the first one seen here; absent: none, "
+                "or not known when learnt is unknown",
+            ),
             _opt("in_group", _BOOL, "true: made by InitAll together with others of this process"),
         ),
     ),
@@ -230,7 +235,8 @@ LINE_KINDS: tuple[LineKind, ...] = (
     ),
     LineKind(
         "enter",
-        "A call that is still inside when written; its call line follows when it ends, with the same t and thread.",
+        "A call that is still inside when written; its call line follows when it ends, with the "
+        "same t and thread.",
         _CALL_COMMON,
     ),
     LineKind(
@@ -241,7 +247,8 @@ LINE_KINDS: tuple[LineKind, ...] = (
             Field(
                 "through",
                 _NAT,
-                f"every call that entered before this time is in the file or counted as lost, {_TIME}",
+                "every call that entered before this time is in the file or counted as lost, "
+                + _TIME,
             ),
             Field("captured", _NAT, "records received for this process so far"),
             Field(
@@ -268,7 +275,9 @@ LINE_KINDS: tuple[LineKind, ...] = (
             _null("alive", _BOOL, "whether the process exists"),
             Field(
                 "main",
-                _enum("nccl", "syscall", "running", "stopped", "uninterruptible", "dead", "unknown"),
+                _enum(
+                    "nccl", "syscall", "running", "stopped", "uninterruptible", "dead", "unknown"
+                ),
                 "what its main thread does",
             ),
             _opt("syscall", _STR, "the system call it is in: name, or number as text"),

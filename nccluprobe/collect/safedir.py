@@ -1,0 +1,200 @@
+"""Folders and files made as root in places where others may write.
+
+Every component of a path is opened by itself, relative to the folder before it
+and without following links, so that nobody can swap one between a check and its
+use.  A link is followed only when root, this user or the user who called sudo
+made it.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccluprobe.errors import ExitCode, NccluprobeError
+
+DIR_MODE = 0o755
+FILE_MODE = 0o640
+_MOST_LINKS = 20
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A user and group."""
+
+    uid: int
+    gid: int
+
+
+def parse_owner(text: str) -> Owner:
+    """``user[:group]``, names or numbers."""
+    user, _, group = text.partition(":")
+    try:
+        if user.isdecimal():
+            uid = int(user)
+            try:
+                gid = pwd.getpwuid(uid).pw_gid
+            except KeyError:
+                gid = uid
+        else:
+            entry = pwd.getpwnam(user)
+            uid, gid = entry.pw_uid, entry.pw_gid
+        if group:
+            gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise NccluprobeError(
+            f"--owner {text}: no such user or group; use names or numbers of this host",
+            ExitCode.USAGE,
+        ) from error
+    return Owner(uid, gid)
+
+
+def sudo_owner(environ: Mapping[str, str]) -> Owner | None:
+    """The user who called sudo, if one did."""
+    try:
+        return Owner(int(environ["SUDO_UID"]), int(environ["SUDO_GID"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def file_owner(explicit: Owner | None, process: Owner | None, sudo: Owner | None) -> Owner | None:
+    """Whose a trace file is: as told, the traced process's user, the sudo user.
+
+    A process of root's (in a container, say) leaves its trace to the user who
+    called sudo: root can read it anyway.  None: leave it as it is made.
+    """
+    if os.geteuid() != 0:
+        return None
+    if explicit is not None:
+        return explicit
+    if process is not None and process.uid != 0:
+        return process
+    return sudo or process
+
+
+def _refuse(path: str, why: str) -> NccluprobeError:
+    return NccluprobeError(
+        f"{path}: {why}; choose another --out folder or remove it", ExitCode.OUTPUT
+    )
+
+
+def _trusted() -> set[int]:
+    sudo = sudo_owner(os.environ)
+    return {0, os.geteuid(), *([sudo.uid] if sudo is not None else [])}
+
+
+def open_out(path: Path) -> int:
+    """A descriptor of the output folder, which is made when it is missing."""
+    absolute = path if path.is_absolute() else Path.cwd() / path
+    todo = [p for p in absolute.parts[1:] if p != "."][::-1]
+    links = 0
+    trail: list[int] = [os.open("/", _DIR_FLAGS)]
+    try:
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if len(trail) > 1:
+                    os.close(trail.pop())
+                continue
+            try:
+                trail.append(_open_or_make(trail[-1], name, sudo_owner(os.environ)))
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                target = _follow(trail[-1], name, str(absolute))
+                links += 1
+                if links > _MOST_LINKS:
+                    raise _refuse(str(absolute), "too many links") from error
+                parts = Path(target).parts
+                if target.startswith("/"):
+                    while len(trail) > 1:
+                        os.close(trail.pop())
+                    parts = parts[1:]
+                todo.extend(parts[::-1])
+        found = os.dup(trail[-1])
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise NccluprobeError(
+            f"{absolute}: cannot be used for traces: {why}; choose another --out folder",
+            ExitCode.OUTPUT,
+        ) from error
+    finally:
+        for fd in trail:
+            os.close(fd)
+    _check_folder(found, str(absolute), _trusted())
+    return found
+
+
+def _follow(parent: int, name: str, path: str) -> str:
+    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if not stat.S_ISLNK(info.st_mode):
+        raise _refuse(path, f"{name} is not a folder")
+    if info.st_uid not in _trusted():
+        raise _refuse(path, f"{name} is a link made by user {info.st_uid}")
+    return os.readlink(name, dir_fd=parent)
+
+
+def _open_or_make(parent: int, name: str, owner: Owner | None) -> int:
+    try:
+        return os.open(name, _DIR_FLAGS, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    try:
+        os.mkdir(name, DIR_MODE, dir_fd=parent)
+    except FileExistsError:
+        return os.open(name, _DIR_FLAGS, dir_fd=parent)
+    fd = os.open(name, _DIR_FLAGS, dir_fd=parent)
+    try:
+        os.fchmod(fd, DIR_MODE)
+        if owner is not None and os.geteuid() == 0:
+            os.fchown(fd, owner.uid, owner.gid)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_folder(fd: int, path: str, trusted: set[int]) -> None:
+    info = os.fstat(fd)
+    if info.st_uid in trusted:
+        return
+    os.close(fd)
+    raise _refuse(path, f"the folder belongs to user {info.st_uid}")
+
+
+def open_inside(parent: int, name: str, owner: Owner | None) -> int:
+    """A descriptor of a folder below the output folder, made when missing.
+
+    Never through a link, and never in a folder that a stranger made.
+    """
+    try:
+        fd = _open_or_make(parent, name, owner)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _refuse(name, "is a link or not a folder") from error
+        raise
+    trusted = _trusted() | ({owner.uid} if owner is not None else set())
+    _check_folder(fd, name, trusted)
+    return fd
+
+
+def create_file(folder: int, name: str, owner: Owner | None) -> int:
+    """A new file for appending: never an existing one, never through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
+    fd = os.open(name, flags, FILE_MODE, dir_fd=folder)
+    try:
+        os.fchmod(fd, FILE_MODE)
+        if owner is not None and os.geteuid() == 0:
+            os.fchown(fd, owner.uid, owner.gid)
+    except OSError:
+        os.close(fd)
+        os.unlink(name, dir_fd=folder)
+        raise
+    return fd

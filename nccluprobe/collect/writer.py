@@ -1,0 +1,266 @@
+"""One trace file: parts, bounds, a full disk.
+
+Every line that is handed over is either in the file, or counted as skipped, or
+counted with the part that was deleted.  Nothing here raises: tracing goes on
+when a disk does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nccluprobe.collect import lines
+from nccluprobe.collect.safedir import Owner, create_file
+from nccluprobe.errors import NccluprobeError
+
+RETRY_NS = 1_000_000_000
+DEFAULT_MAX_BYTES = 2_000_000_000
+_LARGEST_PART = 256_000_000
+_MOST_NAMES = 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``max_bytes`` bounds all parts together, ``part_bytes`` one part."""
+
+    max_bytes: int = DEFAULT_MAX_BYTES
+    part_bytes: int = 0
+
+    @property
+    def part(self) -> int:
+        """Size at which a new part begins: eight parts fill the bound."""
+        most = max(1, self.max_bytes // 8)
+        return min(self.part_bytes or _LARGEST_PART, most)
+
+
+@dataclass
+class _Part:
+    name: str
+    size: int = 0
+    lines: int = 0
+
+
+class TraceFile:
+    """The parts of one process's trace.
+
+    ``folder`` opens the folder (again, after a failure) and returns a
+    descriptor that becomes this object's.  ``header`` gives the first lines of
+    a part: with them every part is self-contained.  It is also written after a
+    disk was full, as the lines that were skipped may have held any of it.
+    """
+
+    def __init__(
+        self,
+        folder: Callable[[], int],
+        names: Sequence[str],
+        owner: Owner | None,
+        header: Callable[[int, int], list[str]],
+        limits: Limits,
+        problem: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._open_folder = folder
+        self._names = names
+        self._owner = owner
+        self._header = header
+        self._limits = limits
+        self._problem = problem
+        self._folder = -1
+        self._fd = -1
+        self._base = ""
+        self._parts: deque[_Part] = deque()
+        self._retry_at = 0
+        self._full_since: int | None = None
+        self._why = ""
+        self._torn = False
+        self.part = 0
+        #: Lines not written because the disk was full.
+        self.skipped = 0
+        #: Lines deleted with the oldest parts.
+        self.dropped = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether lines are being skipped."""
+        return self._full_since is not None
+
+    @property
+    def name(self) -> str:
+        """Name of the current part; "" before the file could be made."""
+        return self._parts[-1].name if self._parts else ""
+
+    def write(self, batch: list[str], now: int) -> None:
+        """Append whole lines, in one write; also retries after a failure."""
+        if self._full_since is not None:
+            if now < self._retry_at or not self._resume(now):
+                self.skipped += len(batch)
+                return
+        elif self._fd < 0 and not self._begin(now):
+            self.skipped += len(batch)
+            return
+        if not batch:
+            return
+        data = "".join(batch).encode("utf-8")
+        notes = self._make_room(len(data), now)
+        if notes:
+            batch = [*notes, *batch]
+            data = "".join(batch).encode("utf-8")
+        self._append(data, len(batch), now)
+        if self._parts[-1].size >= self._limits.part and not self.full:
+            self._rotate(now)
+
+    # -- beginning
+
+    def _begin(self, now: int) -> bool:
+        """Make the first part; False when that failed (tried again later)."""
+        try:
+            self._create_first()
+        except (OSError, NccluprobeError) as error:
+            self._fail(error, now)
+            return False
+        header = self._header(0, now)
+        self._append("".join(header).encode("utf-8"), len(header), now)
+        return not self.full
+
+    def _create_first(self) -> None:
+        if self._folder < 0:
+            self._folder = self._open_folder()
+        last = self._names[-1]
+        more = (f"{last}_{n}" for n in range(2, _MOST_NAMES))
+        for base in (*self._names, *more):
+            try:
+                self._fd = create_file(self._folder, f"{base}.jsonl", self._owner)
+            except FileExistsError:
+                continue
+            self._base = base
+            self._parts.append(_Part(f"{base}.jsonl"))
+            return
+        raise FileExistsError(f"{last}.jsonl and {_MOST_NAMES} more names are taken")
+
+    # -- appending
+
+    def _append(self, data: bytes, count: int, now: int) -> bool:
+        """All of it, or whole lines only and the rest counted as skipped."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:] if done else data)
+        except OSError as error:
+            whole = data.rfind(b"\n", 0, done) + 1
+            self._cut(self._parts[-1].size + whole, done > whole)
+            kept = data.count(b"\n", 0, whole)
+            self._parts[-1].size += whole
+            self._parts[-1].lines += kept
+            self.skipped += count - kept
+            self._fail(error, now)
+            return False
+        self._parts[-1].size += len(data)
+        self._parts[-1].lines += count
+        return True
+
+    def _cut(self, size: int, torn: bool) -> None:
+        if not torn:
+            return
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError:
+            self._torn = True  # the next line must not be glued to it
+
+    def _fail(self, error: Exception, now: int) -> None:
+        if self._full_since is None:
+            self._full_since = now
+            self._why = getattr(error, "strerror", None) or str(error)
+            self._problem(f"{self.name or self._names[0]}: not written: {self._why}")
+        self._retry_at = now + RETRY_NS
+
+    def _resume(self, now: int) -> bool:
+        """Try to go on: the header again, and what happened."""
+        since = self._full_since
+        assert since is not None
+        if self._fd < 0:
+            try:
+                self._create_first()
+            except (OSError, NccluprobeError) as error:
+                self._fail(error, now)
+                return False
+        head = [
+            *self._header(self.part, now),
+            lines.state(since, "disk_full", self._why),
+            lines.state(now, "disk_ok", f"{self.skipped} lines skipped so far"),
+        ]
+        data = "".join(head).encode("utf-8")
+        if self._torn:
+            data = b"\n" + data
+        before, skipped = self._parts[-1], self.skipped
+        size, count = before.size, before.lines
+        if not self._append(data, len(head), now):
+            # Not a line of these was lost: all of it is made anew next time.
+            if before.size != size:
+                self._cut(size, True)
+                before.size, before.lines = size, count
+            self.skipped = skipped
+            return False
+        self._torn = False
+        self._full_since = None
+        self._problem(f"{self.name}: written again, {self.skipped} lines were skipped")
+        return True
+
+    # -- parts
+
+    def _rotate(self, now: int) -> None:
+        number = self.part + 1
+        name = f"{self._base}.part{number}.jsonl"
+        try:
+            fd = create_file(self._folder, name, self._owner)
+        except FileExistsError:
+            # A stranger's file: leave the number out.
+            self.part = number
+            return
+        except OSError:
+            return  # this part grows on; the next batch tries again
+        os.close(self._fd)
+        self._fd = fd
+        self.part = number
+        self._parts.append(_Part(name))
+        header = self._header(number, now)
+        self._append("".join(header).encode("utf-8"), len(header), now)
+
+    def _make_room(self, more: int, now: int) -> list[str]:
+        notes = []
+        while len(self._parts) > 1 and self._total() + more > self._limits.max_bytes:
+            oldest = self._parts.popleft()
+            with contextlib.suppress(OSError):
+                os.unlink(oldest.name, dir_fd=self._folder)
+            self.dropped += oldest.lines
+            notes.append(lines.state(now, "dropped_part", f"{oldest.name}: {oldest.lines} lines"))
+        return notes
+
+    def _total(self) -> int:
+        return sum(part.size for part in self._parts)
+
+    # -- ending
+
+    def detach(self) -> Callable[[], None] | None:
+        """Give up the file; returns what syncs and closes it (may take seconds)."""
+        fd, folder = self._fd, self._folder
+        self._fd = self._folder = -1
+        if folder >= 0:
+            os.close(folder)
+        if fd < 0:
+            return None
+
+        def finish() -> None:
+            with contextlib.suppress(OSError):
+                os.fsync(fd)
+            os.close(fd)
+
+        return finish
+
+    def close(self) -> None:
+        """Sync and close."""
+        finish = self.detach()
+        if finish is not None:
+            finish()
