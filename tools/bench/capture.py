@@ -1,0 +1,333 @@
+"""What a probed call costs the traced thread, beside bpftrace's least.
+
+    sudo python tools/bench capture [--calls N] [--repeats R] [--threads 1,2] [--json FILE]
+
+One process calls ncclAllReduce in a loop.  Around it, in turn and several times
+over in one run: no probe, our probes (entry and exit, entry only) by each kind
+of link, and a bpftrace one-liner that only counts entries and exits.  Medians
+count, and ratios to bpftrace in the same run, as absolute times differ between
+machines by more than between programs.
+
+Libraries: a stub whose functions do nothing, simnccl with a real communicator
+of one rank, and NVIDIA's own libnccl, where the call is refused for its NULL
+communicator.  Our ring is drained meanwhile as ``attach`` does; records lost
+are shown, as a lost one is cheaper than a kept one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from support import nccl_cache
+
+from nccluprobe import resources
+from nccluprobe.capture import elf
+from nccluprobe.capture.bpf import Sizes
+from nccluprobe.capture.ebpf_source import EbpfSource
+from nccluprobe.capture.source import Library
+from nccluprobe.nccl.api import BY_NAME
+from nccluprobe.record import SIZE
+
+HERE = Path(__file__).resolve().parent
+API = "ncclAllReduce"
+ENTRY_FLAGS = ("-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fcf-protection=none")
+BPFTRACE = "uprobe:{lib}:{api} {{ @e = count(); }} uretprobe:{lib}:{api} {{ @x = count(); }}"
+DRAIN_PERIOD_S = 0.008
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "multi, entry and exit": {"link": "multi", "exits": True},
+    "multi, entry only": {"link": "multi", "exits": False},
+    "perf_event, entry and exit": {"link": "perf", "exits": True},
+    "perf_event, entry only": {"link": "perf", "exits": False},
+}
+BARE, PEER = "no probe", "bpftrace, counts entry and exit"
+#: What the project asks of itself, as ratios to the peer.
+LIMITS = {"multi, entry and exit": 1.3, "perf_event, entry and exit": 1.45}
+
+
+@dataclass
+class Target:
+    """A library to call, and the communicator to pass."""
+
+    name: str
+    path: Path
+    comm: str
+
+
+@dataclass
+class Series:
+    """Nanoseconds per call, one number per repeat."""
+
+    ns: list[float] = field(default_factory=list)
+    lost: int = 0
+    made: int = 0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ns)
+
+
+class Caller:
+    """The process that calls; it lives through all configurations of a target."""
+
+    def __init__(self, program: Path, target: Target) -> None:
+        self._process = subprocess.Popen(
+            [str(program), str(target.path), target.comm],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._line("ready")
+
+    def _line(self, wanted: str | None = None) -> str:
+        out: IO[str] | None = self._process.stdout
+        assert out is not None
+        line = out.readline().strip()
+        if not line or (wanted and line != wanted):
+            raise SystemExit(f"capture: the calling program said {line!r} and ended")
+        return line
+
+    def measure(self, calls: int, threads: int) -> float:
+        """Nanoseconds per call and thread."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{calls} {threads}\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+class Drain(threading.Thread):
+    """Empties the ring as the collector would, and counts records."""
+
+    def __init__(self, source: EbpfSource) -> None:
+        super().__init__(daemon=True)
+        self.records = 0
+        self._source = source
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(DRAIN_PERIOD_S):
+            self._once()
+
+    def _once(self) -> None:
+        for chunk in self._source.drain():
+            self.records += len(chunk) // SIZE
+
+    def finish(self) -> int:
+        self._stop_asked.set()
+        self.join()
+        self._once()
+        return self.records
+
+
+@contextlib.contextmanager
+def ours(target: Target, link: str, exits: bool, ring: int) -> Iterator[Drain]:
+    """Our probe on the one function, drained."""
+    with target.path.open("rb") as file:
+        image = elf.scan(file.fileno())
+    if image is None:
+        raise SystemExit(f"capture: {target.path} is no copy of NCCL")
+    source = EbpfSource(Sizes(ring_bytes=ring), exits=exits, link=link)
+    try:
+        lib = Library(source.new_lib_id(), str(target.path), image.version, image.build_id)
+        source.add_library(lib)
+        function = image.functions[API]
+        source.attach(lib.lib, str(target.path), [(BY_NAME[API].id, function.offset)])
+        drain = Drain(source)
+        drain.start()
+        yield drain
+    finally:
+        source.close()
+
+
+@contextlib.contextmanager
+def bpftrace(target: Target) -> Iterator[None]:
+    """The peer: counts, and nothing else."""
+    script = BPFTRACE.format(lib=target.path, api=API)
+    process = subprocess.Popen(
+        ["bpftrace", "-e", f'BEGIN {{ printf("on\\n"); }} {script}'],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == "on":
+                break
+        else:
+            assert process.stderr is not None
+            raise SystemExit(f"capture: bpftrace failed: {process.stderr.read().strip()}")
+        time.sleep(0.3)  # BEGIN runs before the last probe is on
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def compile_parts(folder: Path) -> tuple[Path, Path]:
+    """The calling program and the stub library."""
+    cc = os.environ.get("CC", "cc")
+    common = [cc, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2"]
+    caller, stub = folder / "caller", folder / "libstub.so"
+    flags = ENTRY_FLAGS if platform.machine() == "x86_64" else ENTRY_FLAGS[:1]
+    commands = (
+        [*common, "-o", str(caller), str(HERE / "_caller.c"), "-ldl", "-lpthread"],
+        [
+            *common, *flags, "-fno-shrink-wrap", "-fPIC", "-shared", "-Wl,-soname,libnccl.so.2",
+            "-o", str(stub), str(HERE / "_stub.c"),
+        ],
+    )  # fmt: skip
+    for command in commands:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return caller, stub
+
+
+def targets(stub: Path, nvidia: Path | None) -> list[Target]:
+    found = [
+        Target("stub", stub, "memory"),
+        Target("simnccl", resources.native_file(resources.SIMNCCL, build=True), "init"),
+    ]
+    if nvidia is None:
+        fetched = [nccl_cache.library(version) for version in nccl_cache.VERSIONS]
+        # 2.28.9 is what current PyTorch has; any other serves as well.
+        nvidia = nccl_cache.library("2.28.9") or next((p for p in fetched if p), None)
+    if nvidia is not None:
+        found.append(Target(f"NVIDIA {nvidia.parent.name}", nvidia, "null"))
+    else:
+        print("no libnccl of NVIDIA's: tools/nccl-matrix fetch, or --lib", file=sys.stderr)
+    return found
+
+
+def measure(
+    caller_program: Path, target: Target, args: argparse.Namespace
+) -> dict[int, dict[str, Series]]:
+    """All configurations in turn, ``repeats`` times; by number of threads and name."""
+    found: dict[int, dict[str, Series]] = {
+        threads: {name: Series() for name in (BARE, *CONFIGS, PEER)} for threads in args.threads
+    }
+    caller = Caller(caller_program, target)
+    names = [BARE, *CONFIGS, *([PEER] if shutil.which("bpftrace") else [])]
+    for repeat in range(args.repeats):
+        # Turned around each time, so that no one always comes after the same.
+        for name in names if repeat % 2 == 0 else reversed(names):
+            with contextlib.ExitStack() as stack:
+                drain: Drain | None = None
+                if name == PEER:
+                    stack.enter_context(bpftrace(target))
+                elif name != BARE:
+                    config = CONFIGS[name]
+                    drain = stack.enter_context(ours(target, ring=args.ring_mb << 20, **config))
+                caller.measure(args.calls // 10, 1)  # warms up
+                made = args.calls // 10
+                for threads in args.threads:
+                    series = found[threads][name]
+                    series.ns.append(caller.measure(args.calls, threads))
+                    series.made += args.calls * threads
+                    made += args.calls * threads
+                if drain is not None:
+                    lost = made - drain.finish()
+                    found[args.threads[-1]][name].lost += lost
+    caller.close()
+    return found
+
+
+def table(target: Target, threads: int, series: dict[str, Series]) -> str:
+    bare = series[BARE].median
+    peer = series[PEER].median - bare if series[PEER].ns else None
+    lines = [
+        f"{target.name}, {threads} thread{'s' if threads > 1 else ''}",
+        f"    {'':34} {'ns/call':>8} {'min':>8} {'max':>8} {'adds':>8} {'ratio':>6} {'lost':>8}",
+    ]
+    for name, one in series.items():
+        if not one.ns:
+            continue
+        adds = one.median - bare
+        ratio = f"{one.median / series[PEER].median:.2f}" if peer and name != BARE else ""
+        lost = str(one.lost) if name in CONFIGS else ""
+        lines.append(
+            f"    {name:34} {one.median:8.1f} {min(one.ns):8.1f} {max(one.ns):8.1f} "
+            f"{adds:8.1f} {ratio:>6} {lost:>8}"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    model = "unknown"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    return {"kernel": platform.release(), "cpu": model, "cpus": os.cpu_count()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="cost of a probed call")
+    parser.add_argument("--calls", type=int, default=200_000, help="per measurement and thread")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", default="1,2", help="numbers of calling threads")
+    parser.add_argument("--lib", type=Path, help="NVIDIA's libnccl.so.2; default: from the cache")
+    parser.add_argument("--target", action="append", help="only targets that begin so")
+    parser.add_argument("--ring-mb", type=int, default=128, help="size of our ring")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    args = parser.parse_args()
+    args.threads = [int(n) for n in args.threads.split(",")]
+    if os.geteuid() != 0:
+        print("capture: needs root: sudo python tools/bench capture", file=sys.stderr)
+        return 3
+    where = machine()
+    print(f"kernel {where['kernel']}, {where['cpus']} CPUs, {where['cpu']}")
+    print(f"{args.calls} calls x {args.repeats} repeats; medians; ratio to bpftrace's ns/call")
+    result: dict[str, Any] = {"machine": where, "calls": args.calls, "targets": {}}
+    late = []
+    with tempfile.TemporaryDirectory(prefix="nccluprobe-bench-") as folder:
+        caller, stub = compile_parts(Path(folder))
+        for target in targets(stub, args.lib):
+            if args.target and not target.name.startswith(tuple(args.target)):
+                continue
+            measured = measure(caller, target, args)
+            for threads, series in measured.items():
+                print(table(target, threads, series), flush=True)
+                peer = series[PEER]
+                for name, limit in LIMITS.items():
+                    if threads == 1 and peer.ns and series[name].median / peer.median > limit:
+                        late.append(f"{target.name}: {name} is above {limit} x bpftrace")
+            result["targets"][target.name] = {
+                str(threads): {
+                    name: {"median": one.median, "ns": one.ns, "lost": one.lost}
+                    for name, one in series.items()
+                    if one.ns
+                }
+                for threads, series in measured.items()
+            }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    for line in late:
+        print(f"above the limit: {line}")
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
