@@ -1,0 +1,187 @@
+"""``nccluprobe analyze``: read traces, name the rank that broke a collective."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.options import SECOND, Options
+from nccluprobe.match.pipeline import Analysis
+from nccluprobe.match.status import is_silent
+from nccluprobe.report.text import Summary, report
+from nccluprobe.report.writer import FindingWriter, finding_line
+from nccluprobe.trace.reader import TraceReader
+
+SCAN_S = 1.0
+_STEP_S = 0.25
+
+
+def analyze(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders with runs below.", metavar="DIR..."),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Stay and watch a job that runs.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print findings as JSON lines instead of text.")
+    ] = False,
+    missing_after: Annotated[
+        float, typer.Option(min=0, help="Seconds until an absence is written.")
+    ] = 60.0,
+    late_after: Annotated[float, typer.Option(min=0, help="Seconds that make a rank late.")] = 30.0,
+    error_after: Annotated[
+        float, typer.Option(min=0, help="Seconds until an absence is an error.")
+    ] = 300.0,
+    idle_ok: Annotated[
+        list[str] | None,
+        typer.Option(help="Communicator (name or hash pattern) that may wait for its root."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for findings.jsonl (default: the first DIR).")
+    ] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Only traces of this run.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0, help="With --follow: stop after so many seconds.")
+    ] = None,
+    until_quiet: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --follow: stop when nothing was written for so long."),
+    ] = None,
+) -> int:
+    """Read traces and name the rank that broke a collective."""
+    options = Options(
+        missing_after=round(missing_after * SECOND),
+        late_after=round(late_after * SECOND),
+        error_after=round(error_after * SECOND),
+        idle_ok=tuple(idle_ok or ()),
+    )
+    for folder in folders:
+        if not folder.exists():
+            raise NccluprobeError(f"{folder}: no such folder", ExitCode.NO_TRACE)
+    session = _Session(folders, options, run_id, as_json)
+    with FindingWriter(out or _default_out(folders[0])) as writer:
+        if follow:
+            session.follow(writer, duration, until_quiet)
+        else:
+            session.afterwards(writer)
+    if not any(p.info for p in session.analysis.matcher.processes.values()):
+        raise NccluprobeError(
+            f"no readable trace in {', '.join(map(str, folders))}; "
+            "give the folder that attach wrote to (--out)",
+            ExitCode.NO_TRACE,
+        )
+    session.finish()
+    return int(session.exit_code())
+
+
+def _default_out(folder: Path) -> Path:
+    if not folder.is_dir():
+        return folder.parent
+    runs = folder / "tracing" if (folder / "tracing").is_dir() else folder
+    inside = [p for p in runs.iterdir() if p.is_dir() and not p.is_symlink()]
+    if len(inside) == 1 and not any(runs.glob("*.jsonl")):
+        return inside[0]
+    return runs
+
+
+class _Session:
+    """Reader and matcher, driven by a clock."""
+
+    def __init__(
+        self, folders: list[Path], options: Options, run_id: str | None, as_json: bool
+    ) -> None:
+        self.reader = TraceReader(folders, run_id)
+        self.analysis = Analysis(options)
+        self.as_json = as_json
+        self._stop = False
+
+    def read(self) -> bool:
+        """Everything there is to read now; whether there was anything."""
+        self.reader.discover()
+        self.analysis.open(self.reader.names())
+        something = False
+        for c in self.reader.poll():
+            through = self.analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+            self.reader.at_time(c.source, through)
+            something = something or bool(c.lines)
+        return something
+
+    def afterwards(self, writer: FindingWriter) -> None:
+        """Read all, judge at the end of the traces."""
+        self.reader.discover(force=True)
+        self.read()
+        self._emit(self.analysis.scan(None), writer)
+
+    def follow(
+        self, writer: FindingWriter, duration: float | None, until_quiet: float | None
+    ) -> None:
+        """Read and judge until told to stop."""
+        began = heard = time.monotonic()
+        next_scan = began
+        try:
+            while True:
+                now = time.monotonic()
+                if self.read():
+                    heard = now
+                if now >= next_scan:
+                    next_scan = now + SCAN_S
+                    self._emit(self.analysis.scan(time.time_ns()), writer)
+                if duration is not None and now - began >= duration:
+                    break
+                if until_quiet is not None and now - heard >= until_quiet:
+                    break
+                time.sleep(_STEP_S)
+        except KeyboardInterrupt:
+            pass
+        self._emit(self.analysis.scan(time.time_ns()), writer)
+
+    def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
+        writer.write(findings)
+        if self.as_json and findings:
+            sys.stdout.write(b"".join(finding_line(f) for f in findings).decode())
+            sys.stdout.flush()
+
+    def finish(self) -> None:
+        """The report."""
+        if self.as_json:
+            return
+        text = report(self.analysis.matcher.book.all(), self._summary(), sys.stdout.isatty())
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _summary(self) -> Summary:
+        matcher, counts = self.analysis.matcher, self.analysis.decoder.counts
+        processes = list(matcher.processes.values())
+        newest = max((p.newest for p in processes), default=0)
+        limit = matcher.options.silent_after
+        notes = []
+        if torn := self.reader.torn_lines():
+            notes.append(f"{torn} torn last lines (writers that died, or are still writing)")
+        if counts.bad_lines:
+            notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
+        if counts.unknown_kinds:
+            notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
+        return Summary(
+            jobs=len(matcher.jobs.labels()),
+            processes=len(processes),
+            calls=counts.calls,
+            communicators=len(matcher.comms),
+            lost=sum(p.lost for p in processes),
+            silent=[p.label() for p in processes if is_silent(p, newest, limit)],
+            notes=notes,
+        )
+
+    def exit_code(self) -> ExitCode:
+        """What a script wants to know."""
+        found = self.analysis.matcher.book.all()
+        if any(f.severity == "error" and f.state == "open" for f in found):
+            return ExitCode.FINDINGS
+        return ExitCode.NOTICES if found else ExitCode.OK

@@ -1,0 +1,105 @@
+"""The ``nccluprobe`` command: one thin module per sub-command, loaded when used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from nccluprobe import __version__
+from nccluprobe.errors import ExitCode, NccluprobeError
+
+HELP = "Trace NVIDIA NCCL from outside and find the rank that never came."
+
+
+class Command(NamedTuple):
+    """A sub-command: where its function is, and a line of help that needs no import."""
+
+    module: str
+    function: str
+    help: str
+
+
+#: All sub-commands.  Adding one is adding a line.
+COMMANDS: dict[str, Command] = {
+    "analyze": Command(
+        "nccluprobe.cli.analyze",
+        "analyze",
+        "Read traces and name the rank that broke a collective.",
+    ),
+    "attach": Command(
+        "nccluprobe.cli.attach",
+        "attach",
+        "Trace the NCCL of running and coming processes by eBPF.",
+    ),
+}
+
+
+def guarded(function: Callable[..., Any]) -> Callable[..., None]:
+    """A command whose errors are one line on stderr and an exit code."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except NccluprobeError as error:
+            print(f"nccluprobe: {error}", file=sys.stderr)
+            code = error.code
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output went away, as ``| head`` does.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = ExitCode.OK
+        raise typer.Exit(int(code) if isinstance(code, int) else 0)
+
+    return command
+
+
+def _stub() -> None:
+    """Stands in the list of commands for one that is not being run."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"nccluprobe {__version__}")
+        raise typer.Exit
+
+
+def build(argv: Sequence[str]) -> typer.Typer:
+    """The application; only the command that ``argv`` names is imported."""
+    app = typer.Typer(name="nccluprobe", add_completion=False, rich_markup_mode=None)
+
+    @app.callback(help=HELP, no_args_is_help=True)
+    def main(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            ),
+        ] = False,
+    ) -> None: ...
+
+    named = next((word for word in argv if not word.startswith("-")), None)
+    for name, entry in COMMANDS.items():
+        function: Callable[..., Any] = _stub
+        if name == named:
+            function = getattr(importlib.import_module(entry.module), entry.function)
+        app.command(name=name, help=entry.help)(guarded(function))
+    return app
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    build(sys.argv[1:])(prog_name="nccluprobe")
+
+
+if __name__ == "__main__":
+    run()

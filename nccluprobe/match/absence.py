@@ -1,0 +1,269 @@
+"""Who did not come: the first open slot of a communicator, judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nccluprobe.match import model as m
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.options import Options
+from nccluprobe.match.signature import Signature, SignatureTable
+from nccluprobe.match.status import (
+    coverage_of,
+    end_reason,
+    ended_abruptly,
+    is_silent,
+    rank_status,
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every rule needs besides the communicator: passed in, never looked up."""
+
+    options: Options
+    table: SignatureTable
+    now: int
+    run_id: str
+    job: str | None
+
+
+@dataclass(frozen=True)
+class OpenSlot:
+    """The first slot that some observed members entered and others did not."""
+
+    slot: int
+    entered: tuple[Endpoint, ...]
+    absent: tuple[Endpoint, ...]
+    first: int  # entry of the first member
+    until: int  # how long somebody is known to have waited
+    signature: Signature | None
+    queued_behind: int  # later slots that somebody entered
+
+    @property
+    def waited(self) -> int:
+        """How long the first member has waited."""
+        return self.until - self.first
+
+
+def waiting_until(e: Endpoint, ctx: Context) -> int:
+    """Until when this member is known to have waited: now, or its end."""
+    ends = [ctx.now]
+    if e.end is not None:
+        ends.append(e.end.t)
+    if e.process.end is not None:
+        ends.append(e.process.end.t)
+    elif is_silent(e.process, ctx.now, ctx.options.silent_after):
+        ends.append(e.process.through)
+    return min(ends)
+
+
+def open_slot(comm: Communicator, ctx: Context) -> OpenSlot | None:
+    """The communicator's first open slot, None when all are level."""
+    if comm.ambiguous:
+        return None
+    members = comm.members()
+    if len(members) < 2:
+        return None
+    slot = min(e.entered for e in members)
+    entered = tuple(e for e in members if e.entered > slot)
+    times = [t for e in entered if (t := e.t_at(slot)) is not None]
+    if not times:
+        return None
+    sigs = [s for e in entered if (s := e.sig_at(slot)) not in (None, m.SIG_LOST)]
+    return OpenSlot(
+        slot=slot,
+        entered=entered,
+        absent=tuple(e for e in members if e.entered == slot),
+        first=min(times),
+        until=max(waiting_until(e, ctx) for e in entered),
+        signature=ctx.table[max(set(sigs), key=sigs.count)] if sigs else None,
+        queued_behind=max(e.entered for e in entered) - slot - 1,
+    )
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    hang_type: str
+    reasons: dict[int, str]  # comm rank -> reason
+    missing: tuple[Endpoint, ...]
+    not_observed: tuple[Endpoint, ...]
+    proof: bool
+    loss: bool
+
+
+def judge(comm: Communicator, o: OpenSlot, ctx: Context) -> Finding | None:
+    """A finding for an open slot, if it has been open long enough or there is proof."""
+    if comm.disagreement is not None:
+        return None
+    verdict = _verdict(o, ctx)
+    if verdict is None or _idle_declared(comm, o, ctx):
+        return None
+    return _finding(comm, o, verdict, ctx)
+
+
+def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
+    opt = ctx.options
+    silent: list[Endpoint] = []
+    watched: list[Endpoint] = []
+    for e in o.absent:
+        not_seen = not e.process.ended and (
+            is_silent(e.process, ctx.now, opt.silent_after) or e.process.end is not None
+        )
+        (silent if not_seen and e.end is None else watched).append(e)
+    if not watched:
+        return _not_observed(o, silent, ctx)
+    reasons: dict[int, str] = {}
+    proof = loss = ended_comm = False
+    asserted = True
+    for e in watched:
+        rank = e.comm_rank if e.comm_rank is not None else -1
+        ended_at = _ended_at(e)
+        if ended_at is not None and _left_waiters(e, ended_at, o, ctx):
+            proof = True
+            comm_ended_first = e.end is not None and (
+                not e.process.ended or e.end.t <= (e.process.end.t if e.process.end else ctx.now)
+            )
+            ended_comm |= comm_ended_first
+            reasons[rank] = "rank_ended_communicator" if comm_ended_first else end_reason(e.process)
+            continue
+        since = max(o.first, e.last_t)
+        known = e.process.through if ended_at is None else ended_at
+        if o.until - since < opt.missing_after or known - since < opt.missing_after:
+            asserted = False
+        reasons[rank] = "rank_alive_but_not_entered"
+        if e.process.lost_since(e.last_t) or (e.queued and not e.queued_in_group):
+            loss = True
+            reasons[rank] = "probe_event_loss_possible"
+        elif (inside := e.process.inside_now()) is not None and inside.comm != e.info.id:
+            reasons[rank] = "rank_inside_other_call"
+    if not (proof or asserted):
+        return None
+    hang_type = "comm_ended_under_waiters" if ended_comm else "collective_missing_enter"
+    return _Verdict(hang_type, reasons, tuple(watched), tuple(silent), proof, loss)
+
+
+def _not_observed(o: OpenSlot, silent: list[Endpoint], ctx: Context) -> _Verdict | None:
+    """Only unobserved ranks are behind: said, when the others have stopped."""
+    newest = max(e.last_t for e in o.entered)
+    if o.until - max(newest, o.first) < ctx.options.missing_after:
+        return None
+    reasons = {e.comm_rank: "rank_not_observed" for e in silent if e.comm_rank is not None}
+    return _Verdict("collective_missing_enter", reasons, tuple(silent), (), proof=False, loss=False)
+
+
+def _ended_at(e: Endpoint) -> int | None:
+    times = []
+    if e.end is not None:
+        times.append(e.end.t)
+    if e.process.ended and e.process.end is not None:
+        times.append(e.process.end.t)
+    return min(times, default=None)
+
+
+def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool:
+    """Whether others waited on after it had ended: a whole job going down is no hang."""
+    grace = ctx.options.silent_after
+    if e.end is None and ended_abruptly(e.process):
+        grace = 0
+    return o.until - max(ended_at, o.first) > grace
+
+
+def _idle_declared(comm: Communicator, o: OpenSlot, ctx: Context) -> bool:
+    """``--idle-ok``: only the root of a rooted collective is behind, and it lives."""
+    return _only_root_absent(o) and ctx.options.idle_declared(comm.name, comm.key.hash)
+
+
+def _only_root_absent(o: OpenSlot) -> bool:
+    return (
+        o.signature is not None
+        and o.signature.root is not None
+        and [e.comm_rank for e in o.absent] == [o.signature.root]
+        and not any(e.process.ended or e.end is not None for e in o.absent)
+    )
+
+
+def _idle_learned(comm: Communicator, o: OpenSlot, ctx: Context) -> bool:
+    s = o.signature
+    if s is None or not _only_root_absent(o):
+        return False
+    return comm.lessons.get((s.api, s.root, s.count), 0) >= ctx.options.idle_lessons
+
+
+def _confidence(v: _Verdict, o: OpenSlot) -> str:
+    if not any(r != "rank_not_observed" for r in v.reasons.values()):
+        return "none"
+    exact = all(e.base == "exact" and not e.lost for e in (*o.entered, *o.absent))
+    if v.loss or v.not_observed or not exact:
+        return "reduced"
+    return "observed"
+
+
+#: The reason of a finding is the strongest of its ranks'.
+_STRENGTH = (
+    "rank_exit_or_crash_suspected",
+    "rank_ended_communicator",
+    "rank_exited",
+    "rank_alive_but_not_entered",
+    "rank_inside_other_call",
+    "rank_waiting_elsewhere",
+    "probe_event_loss_possible",
+    "rank_not_observed",
+)
+
+
+def strongest(reasons: list[str]) -> str:
+    """The reason that stands for several ranks."""
+    return min(reasons, key=_STRENGTH.index)
+
+
+def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Finding:
+    opt = ctx.options
+    limit = opt.silent_after
+    learned = _idle_learned(comm, o, ctx)
+    blamed = any(r != "rank_not_observed" for r in v.reasons.values())
+    is_error = v.proof or (o.waited >= opt.error_after and blamed and not v.loss and not learned)
+    missing = [e.comm_rank for e in v.missing if e.comm_rank is not None]
+    details: dict[str, Any] = {
+        "api": o.signature.api if o.signature else None,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": [e.comm_rank for e in o.entered],
+        "missing_comm_ranks": missing,
+        "missing_rank_status": [
+            rank_status(comm, e.comm_rank, e, ctx.now, limit, v.reasons[e.comm_rank])
+            for e in v.missing
+            if e.comm_rank is not None
+        ],
+        "waited_s": seconds(o.waited),
+        "reason": strongest(list(v.reasons.values())),
+        "confidence": _confidence(v, o),
+        "trace_event_loss_possible": v.loss or any(e.lost for e in (*o.entered, *o.absent)),
+        "signature": o.signature.text() if o.signature else None,
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": o.first,
+        "queued_behind": o.queued_behind,
+        "entered_call_idx": {str(e.comm_rank): e.idx_at(o.slot) for e in o.entered},
+        "not_observed_comm_ranks": [e.comm_rank for e in v.not_observed],
+        "unobserved_comm_ranks": len(comm.unobserved()),
+    }
+    if learned:
+        details["note"] = "waiting, cause not decidable: such waits ended well before"
+    return Finding(
+        key=("absence", *comm.key, o.slot, tuple(missing)),
+        hang_type=v.hang_type,
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=comm.seq(o.slot),
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if is_error else "notice",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, limit),
+        since=o.first,
+        culprits=tuple(e.process.source for e in v.missing) if blamed and not learned else (),
+        waiters=tuple(e.process.source for e in o.entered),
+    )

@@ -1,0 +1,242 @@
+"""One communicator across processes: agreement, slot by slot.
+
+Healthy calls are closed by comparing columns; only disagreements and long
+waits become objects.  Kept: rows of slots that some observed member has not
+entered, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.options import Options
+from nccluprobe.match.signature import SignatureTable
+
+_KEPT_LATE = 256
+_KEPT_LESSONS = 64
+
+
+class CommKey(NamedTuple):
+    """Identity across processes (design 5)."""
+
+    hash: str
+    instance: int
+    nranks: int
+
+
+@dataclass
+class LateSlot:
+    """A closed slot that its members entered far apart."""
+
+    comm: Communicator
+    slot: int
+    seq: int
+    sig: int
+    times: dict[int, int]  # comm rank -> entry
+
+    @property
+    def first(self) -> int:
+        """Entry of the first member."""
+        return min(self.times.values())
+
+    @property
+    def last(self) -> int:
+        """Entry of the last member."""
+        return max(self.times.values())
+
+
+@dataclass
+class Disagreement:
+    """The first slot in which members differ, until it is decided."""
+
+    slot: int
+    seq: int
+    since: int  # newest entry of the slot
+
+
+@dataclass
+class Communicator:
+    """State of one communicator instance."""
+
+    key: CommKey
+    endpoints: dict[int, Endpoint] = field(default_factory=dict)
+    #: Slots before this agreed (or could not be compared) and are forgotten.
+    closed: int = 0
+    #: Of these, slots in which all passed count 0: NCCL discards such calls.
+    zeros: int = 0
+    #: Slots of members that came too late to be compared.
+    uncompared: int = 0
+    #: Members that are not waited for: their collector is silent, or tracing ended.
+    unwatched: set[int] = field(default_factory=set)
+    ambiguous: bool = False
+    disagreement: Disagreement | None = None
+    #: Long waits, for the delay rule to judge.
+    fresh_late: list[LateSlot] = field(default_factory=list)
+    late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_LATE))
+    #: Newest closed slot in which all were in time.
+    in_time: int = -1
+    #: (api, root, count) -> waits beyond the threshold that ended well.
+    lessons: dict[tuple[str, int | None, int | None], int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str | None:
+        """config.commName, if a member told."""
+        return next((e.info.name for e in self.endpoints.values() if e.info.name), None)
+
+    @property
+    def label(self) -> str:
+        """For people: name and hash."""
+        return f"{self.key.hash}" + (f" ({self.name})" if self.name else "")
+
+    def members(self) -> list[Endpoint]:
+        """Endpoints that can be compared, by rank."""
+        return [
+            e
+            for rank, e in sorted(self.endpoints.items())
+            if e.base != "unknown" and rank not in self.unwatched
+        ]
+
+    @property
+    def complete_view(self) -> bool:
+        """Whether every member is observed."""
+        return not self.unwatched and len(self.members()) == self.key.nranks
+
+    def unobserved(self) -> list[int]:
+        """Ranks that no comparable trace speaks for."""
+        seen = {e.comm_rank for e in self.members()}
+        return [r for r in range(self.key.nranks) if r not in seen]
+
+    def seq(self, slot: int) -> int:
+        """comm_seq of an open slot: zero-count slots are not counted by NCCL."""
+        return slot - self.zeros
+
+    # -- agreement ---------------------------------------------------------
+
+    def settle(self, table: SignatureTable, options: Options, safe_time: int) -> None:
+        """Close every slot that all observed members have entered and agree on."""
+        if self.ambiguous or self.disagreement is not None:
+            return
+        members = self.members()
+        if not members:
+            return
+        until = min(e.entered for e in members)
+        if until <= self.closed:
+            return
+        start = max(self.closed, max(e.dropped for e in members))
+        if start > self.closed:
+            self.uncompared += start - self.closed
+            self.closed = start
+        for e in members:
+            if e.dropped < start:
+                e.drop_to(start)
+        n = until - start
+        if n > 0 and not self.complete_view:
+            n = self._entered_before(members, n, safe_time)
+        if n > 0:
+            self._close(members, n, table, options)
+
+    @staticmethod
+    def _entered_before(members: list[Endpoint], n: int, safe_time: int) -> int:
+        """How many of the next ``n`` slots all entered before ``safe_time``.
+
+        Others may still turn up in traces that are not read so far.
+        """
+        for e in members:
+            t = e.rows.t[:n]
+            if t[-1] > safe_time:
+                n = int(np.argmax(t > safe_time))
+                if n == 0:
+                    break
+        return n
+
+    def _close(
+        self, members: list[Endpoint], n: int, table: SignatureTable, options: Options
+    ) -> None:
+        first = members[0]
+        sig = first.rows.sig[:n]
+        t_min = first.rows.t[:n].copy()
+        t_max = t_min.copy()
+        agree = True
+        for e in members[1:]:
+            t = e.rows.t[:n]
+            np.minimum(t_min, t, out=t_min)
+            np.maximum(t_max, t, out=t_max)
+            if agree and bool((e.rows.sig[:n] != sig).any()):
+                agree = False
+        start, agreed = self.closed, n
+        if not agree:
+            sig, agreed = self._first_difference(members, n, table)
+        if table.any_zero:
+            is_zero = np.fromiter((table.is_zero(s) for s in sig[:agreed].tolist()), bool, agreed)
+        else:
+            is_zero = None
+        self._note_waits(members, sig, t_min, t_max, agreed, is_zero, table, options)
+        if is_zero is not None:
+            self.zeros += int(is_zero.sum())
+        self.closed = start + agreed
+        if agreed < n:
+            self.disagreement = Disagreement(self.closed, self.seq(self.closed), int(t_max[agreed]))
+        for e in self.endpoints.values():
+            e.drop_to(self.closed)
+
+    @staticmethod
+    def _first_difference(
+        members: list[Endpoint], n: int, table: SignatureTable
+    ) -> tuple[m.Int32, int]:
+        """The signatures with holes filled from others, and the first real difference."""
+        sigs = np.stack([e.rows.sig[:n] for e in members])
+        high = sigs.max(axis=0)
+        low = np.where(sigs == m.SIG_LOST, np.iinfo(np.int32).max, sigs).min(axis=0)
+        for at in np.flatnonzero(low < high).tolist():
+            seen = [s for s in set(sigs[:, at].tolist()) if s != m.SIG_LOST]
+            if not all(table.compatible(seen[0], s) for s in seen[1:]):
+                return high, int(at)
+        return high, n
+
+    def _note_waits(
+        self,
+        members: list[Endpoint],
+        sig: m.Int32,
+        t_min: m.Int64,
+        t_max: m.Int64,
+        n: int,
+        is_zero: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
+        table: SignatureTable,
+        options: Options,
+    ) -> None:
+        long = t_max[:n] - t_min[:n] > options.late_after
+        if n and not long[-1]:
+            self.in_time = self.closed + n - 1
+        if not long.any():
+            return
+        short = np.flatnonzero(~long)
+        if len(short):
+            self.in_time = self.closed + int(short[-1])
+        for at in np.flatnonzero(long).tolist():
+            zeros = self.zeros + (0 if is_zero is None else int(is_zero[:at].sum()))
+            slot = self.closed + at
+            times = {
+                e.comm_rank: int(e.rows.t[at])
+                for e in members
+                if e.comm_rank is not None and e.rows.sig[at] != m.SIG_LOST
+            }
+            if len(times) < 2:
+                continue
+            late = LateSlot(self, slot, slot - zeros, int(sig[at]), times)
+            self.fresh_late.append(late)
+            self.late.append(late)
+            if late.last - late.first > options.missing_after:
+                self._learn(table, late)
+
+    def _learn(self, table: SignatureTable, late: LateSlot) -> None:
+        s = table[late.sig]
+        key = (s.api, s.root, s.count)
+        self.lessons[key] = self.lessons.get(key, 0) + 1
+        if len(self.lessons) > _KEPT_LESSONS:
+            del self.lessons[next(iter(self.lessons))]

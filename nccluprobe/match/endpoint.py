@@ -1,0 +1,274 @@
+"""One rank of one communicator: its calls in order, numbered by slot.
+
+A call's slot is its position among the calls that NCCL ran: the ordinal of the
+trace, less error returns and failed groups.  Numbering is by position in the
+queue, so taking a call out renumbers what follows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match.columns import Columns
+from nccluprobe.match.process import Process
+
+#: A hole longer than this is not a loss but a broken trace.
+_MAX_HOLE = 1_000_000
+#: A hole longer than this is not filled with rows when nothing before it is held.
+_LONG_HOLE = 1000
+#: An endpoint that cannot be joined keeps no more rows than this.
+MAX_UNJOINED = 4096
+
+
+class _Row(NamedTuple):
+    sig: int
+    t: int
+    idx: int
+    ord: int
+    rc: int
+    group: int
+
+
+class Endpoint:
+    """State of one endpoint: only what is open is kept."""
+
+    def __init__(self, process: Process, info: m.CommInfo) -> None:
+        self.process = process
+        self.info = info
+        self.rows = Columns()
+        self.end: m.CommEnd | None = None
+        #: Entered calls that were dropped from ``rows``, plus the base.
+        self.dropped = 0 if info.base is None else info.base
+        self.next_ord = 0
+        self.last_t = 0  # newest entry of a collective
+        self.last_idx: int | None = None
+        self.lost = 0  # lost calls that were put in as holes
+        self.broken = False
+        self.p2p: dict[tuple[str, int], int] = {}
+        self._pending: dict[int, _Row] = {}
+        self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
+        #: group whose end is in flight -> ordinals of its calls in the queue
+        self._in_open_end: dict[int, list[int]] = {}
+
+    @property
+    def comm_rank(self) -> int | None:
+        """Rank in the communicator."""
+        return self.info.comm_rank
+
+    @property
+    def entered(self) -> int:
+        """Slots entered so far: the slot that it enters next."""
+        return self.dropped + len(self.rows)
+
+    @property
+    def base(self) -> str:
+        """How sure the slot numbers are: exact, aligned or unknown."""
+        if self.broken:
+            return "unknown"
+        if self.info.from_start:
+            return "exact"
+        return "unknown" if self.info.base is None else "aligned"
+
+    @property
+    def queued(self) -> bool:
+        """Whether calls are seen that do not count as entered yet (open group, hole)."""
+        return bool(self._pending)
+
+    @property
+    def queued_in_group(self) -> bool:
+        """Whether the next call is queued in a group that has not ended."""
+        row = self._pending.get(self.next_ord)
+        return row is not None and row.group != 0
+
+    def inside(self) -> int | None:
+        """Entry time of the oldest call on this communicator that is still inside."""
+        if self.process.ended:
+            return None
+        times = [c.t for c in self.process.inside.values() if c.comm == self.info.id]
+        return min(times, default=None)
+
+    def sig_at(self, slot: int) -> int | None:
+        """Signature of an entered slot that is still held."""
+        at = slot - self.dropped
+        return int(self.rows.sig[at]) if 0 <= at < len(self.rows) else None
+
+    def t_at(self, slot: int) -> int | None:
+        """Entry time of an entered slot that is still held."""
+        at = slot - self.dropped
+        return int(self.rows.t[at]) if 0 <= at < len(self.rows) else None
+
+    def idx_at(self, slot: int) -> int | None:
+        """call_idx of an entered slot that is still held."""
+        at = slot - self.dropped
+        return int(self.rows.idx[at]) if 0 <= at < len(self.rows) else None
+
+    # -- taking calls ------------------------------------------------------
+
+    def take(self, b: m.Batch) -> None:
+        """Take finished calls."""
+        if self.broken or len(b) == 0:
+            return
+        if self._pending or self._inside or not self._take_fast(b):
+            self._take_slow(b)
+
+    def _take_fast(self, b: m.Batch) -> bool:
+        n = len(b)
+        order = b.ord
+        if order[0] != self.next_ord or order[-1] != self.next_ord + n - 1:
+            return False
+        if n > 1 and not bool((order[1:] - order[:-1] == 1).all()):
+            return False
+        t, rc = b.t_enter, b.rc
+        if b.group.any():
+            grouped = self._resolve_groups(b)
+            if grouped is None:
+                return False
+            t, rc = grouped
+        run = (rc == 0) | (rc == m.RC_NONE) | (rc == 7)
+        if run.all():
+            self.rows.extend(b.sig, t, b.idx, order)
+        else:
+            self.rows.extend(b.sig[run], t[run], b.idx[run], order[run])
+        self.next_ord += n
+        if run.any():
+            self.last_t = max(self.last_t, int(t[run][-1]))
+        self.last_idx = int(b.idx[-1])
+        return True
+
+    def _resolve_groups(self, b: m.Batch) -> tuple[m.Int64, m.Int32] | None:
+        ids, inverse = np.unique(b.group, return_inverse=True)
+        ends = [self.process.groups.get(g) if g else None for g in ids.tolist()]
+        if any(g and (e is None or e.open) for e, g in zip(ends, ids.tolist(), strict=True)):
+            return None
+        grouped = b.group != 0
+        end_t = np.array([e.t if e else 0 for e in ends], np.int64)[inverse]
+        end_rc = np.array([e.rc if e else 0 for e in ends], np.int32)[inverse]
+        own_failed = (b.rc != 0) & (b.rc != 7) & (b.rc != m.RC_NONE)
+        return (
+            np.where(grouped, end_t, b.t_enter),
+            np.where(grouped & ~own_failed, end_rc, b.rc).astype(np.int32),
+        )
+
+    def _take_slow(self, b: m.Batch) -> None:
+        columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group)
+        for values in zip(*(c.tolist() for c in columns), strict=True):
+            row = _Row(*values)
+            if row.ord < self.next_ord:
+                self._returned(row)
+            else:
+                self._inside.pop(row.ord, None)
+                self._pending[row.ord] = row
+        self.drain()
+
+    def take_inside(self, e: m.Enter) -> None:
+        """Take a call that is still inside."""
+        if self.broken or e.ord is None or e.sig is None:
+            return
+        if e.ord < self.next_ord or e.ord in self._pending:
+            return
+        self._inside[e.ord] = e.t
+        idx = -1 if e.idx is None else e.idx
+        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group)
+        self.drain()
+
+    def _returned(self, row: _Row) -> None:
+        """A call that was counted while inside has returned: it may have failed."""
+        if self._inside.pop(row.ord, None) is None or not m.not_run(row.rc):
+            return
+        at = int(np.searchsorted(self.rows.ord, row.ord))
+        if at < len(self.rows) and int(self.rows.ord[at]) == row.ord:
+            self.rows.delete(at)
+
+    def drain(self) -> None:
+        """Move calls that are next in order, and whose group has ended, to the queue."""
+        pending = self._pending
+        if self.next_ord not in pending:
+            return
+        taken: list[_Row] = []
+        while (row := pending.get(self.next_ord)) is not None:
+            rc, t = row.rc, row.t
+            if row.group:
+                end = self.process.groups.get(row.group)
+                if end is None:
+                    break
+                t = end.t
+                if end.open:
+                    self._in_open_end.setdefault(row.group, []).append(row.ord)
+                if not m.not_run(rc):
+                    rc = end.rc
+            del pending[self.next_ord]
+            self.next_ord += 1
+            if m.not_run(rc):
+                self._inside.pop(row.ord, None)
+            else:
+                taken.append(row._replace(t=t))
+        if taken:
+            sig, t_, idx, order, _, _ = zip(*taken, strict=True)
+            self.rows.extend(
+                np.array(sig, np.int32),
+                np.array(t_, np.int64),
+                np.array(idx, np.int64),
+                np.array(order, np.int64),
+            )
+            self.last_t = max(self.last_t, max(t_))
+            self.last_idx = idx[-1]
+
+    def groups_failed(self, groups: list[int]) -> None:
+        """Groups that were counted while their end was in flight have failed."""
+        for group in groups:
+            for order in self._in_open_end.pop(group, ()):
+                at = int(np.searchsorted(self.rows.ord, order))
+                if at < len(self.rows) and int(self.rows.ord[at]) == order:
+                    self.rows.delete(at)
+
+    # -- holes -------------------------------------------------------------
+
+    def covered(self, through: int) -> int:
+        """Everything that entered before ``through`` is known: holes are losses.
+
+        Returns the number of lost calls found.
+        """
+        found = 0
+        self.drain()
+        while self._pending and self.next_ord not in self._pending:
+            first = min(self._pending)
+            if self._pending[first].t >= through:
+                break
+            n = first - self.next_ord
+            found += n
+            if len(self.rows) == 0 and n > _LONG_HOLE:
+                self.dropped += n  # as good as attached late
+                self.next_ord = first
+                self.drain()
+                continue
+            if n > _MAX_HOLE:
+                self.broken = True
+                self._pending.clear()
+                return found
+            t = self._pending[first].t
+            minus = np.full(n, -1, np.int64)
+            self.rows.extend(
+                np.full(n, m.SIG_LOST, np.int32),
+                np.full(n, t, np.int64),
+                minus,
+                np.arange(self.next_ord, first, dtype=np.int64),
+            )
+            self.next_ord = first
+            self.drain()
+        self.lost += found
+        return found
+
+    def drop_to(self, slot: int) -> None:
+        """Forget slots before ``slot``."""
+        n = min(slot - self.dropped, len(self.rows))
+        if n > 0:
+            self.rows.drop(n)
+            self.dropped += n
+
+    def limit(self) -> None:
+        """Keep memory bounded while the endpoint cannot be joined."""
+        if len(self.rows) > MAX_UNJOINED:
+            self.drop_to(self.dropped + len(self.rows) - MAX_UNJOINED // 2)

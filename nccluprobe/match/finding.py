@@ -1,0 +1,114 @@
+"""Findings: their names, values and JSON, defined once.
+
+``docs/findings.md`` and ``finding.schema.json`` are generated from this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+HANG_TYPES: dict[str, str] = {
+    "collective_missing_enter": "members wait in a collective that others have not entered",
+    "delayed_collective_enter": "a rank came to collectives later than all others",
+    "collective_mismatch": "members came to one slot with different calls or arguments",
+    "skipped_or_extra_call": "a rank's calls are shifted: it left out a call, or made one more",
+    "collective_all_ranks_stuck": "all members are inside the same collective and it does not end",
+    "nccl_error_exit": "an NCCL function returned an error",
+    "comm_init_missing_enter": "ranks wait in a communicator's initialisation for others",
+    "comm_init_rank_conflict": "two processes claim one rank of a new communicator",
+    "comm_ended_under_waiters": "a member ended the communicator while others wait on it",
+    "waiting_for_unobserved": "all observed members wait; the rest is not traced",
+}
+#: Names that later releases will use; part of the contract already.
+RESERVED_HANG_TYPES: dict[str, str] = {
+    "p2p_mismatch": "a send and its receive differ",
+    "p2p_unmatched": "a send or receive whose partner has gone past",
+    "p2p_order_inversion": "two peers send and receive in orders that exclude each other",
+    "nccl_missing_exit": "a call does not return although it could",
+    "collective_missing_exit": "a collective that all entered does not return on some members",
+    "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
+    "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
+}
+
+REASONS: dict[str, str] = {
+    "rank_alive_but_not_entered": "its process lives and is observed, and has not made the call",
+    "rank_exit_or_crash_suspected": "its process ended by a signal or with a code other than 0",
+    "rank_exited": "its process ended; with code 0, or the code is not known",
+    "rank_waiting_elsewhere": "it waits itself, in a collective of another communicator",
+    "rank_inside_other_call": "it is inside another NCCL call",
+    "rank_not_observed": "no trace speaks for it, or its collector is silent",
+    "probe_event_loss_possible": "events of this rank were lost: the call may be among them",
+    "rank_ended_communicator": "it ended the communicator itself",
+    "arguments_differ": "its call differs from that of the others",
+    "call_skipped": "it left out a call that the others made",
+    "call_extra": "it made a call that the others did not make",
+    "rank_late": "it came later than all others",
+    "call_returned_error": "the function returned an error",
+    "ranks_not_in_init": "fewer ranks came than the communicator has",
+    "rank_claimed_twice": "two processes initialise one rank at the same time",
+    "all_inside": "all members are inside the call",
+}
+
+STATES = ("open", "resolved")
+SEVERITIES = ("notice", "error")
+ROLES = ("root_cause", "downstream", "unknown")
+HEARTBEATS = ("alive", "stale", "absent", "unavailable")
+CONFIDENCES = ("observed", "inferred", "reduced", "none")
+
+
+@dataclass
+class Finding:
+    """One finding.  ``key`` identifies it while it lasts."""
+
+    key: tuple[Any, ...]
+    hang_type: str
+    run_id: str
+    comm_uid_hash: str | None
+    comm_seq: int | None
+    detected_at: int
+    details: dict[str, Any]
+    severity: str
+    role: str = "unknown"
+    downstream_of: str | None = None
+    state: str = "open"
+    job: str | None = None
+    coverage: dict[str, Any] = field(default_factory=dict)
+    #: For the wait-for rule and the report, not written.
+    since: int = 0
+    culprits: tuple[int, ...] = ()  # sources of the processes it points at
+    waiters: tuple[int, ...] = ()  # sources of the processes that wait
+
+    @property
+    def id(self) -> str:
+        """Stable: the same fault in the same traces has the same id."""
+        text = "\0".join(str(part) for part in self.key)
+        return "f" + hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=5).hexdigest()
+
+    def resolved(self, now: int) -> Finding:
+        """The same finding, ended."""
+        return replace(self, state="resolved", details={**self.details, "resolved_at_unix_ns": now})
+
+    def to_json(self) -> dict[str, Any]:
+        """The published shape and our additions."""
+        return {
+            "hang_type": self.hang_type,
+            "run_id": self.run_id,
+            "comm_uid_hash": self.comm_uid_hash,
+            "comm_seq": self.comm_seq,
+            "detected_at_unix_ns": self.detected_at,
+            "details": self.details,
+            "id": self.id,
+            "state": self.state,
+            "severity": self.severity,
+            "role": self.role,
+            "downstream_of": self.downstream_of,
+            "job": self.job,
+            "coverage": self.coverage,
+        }
+
+
+def seconds(ns: int) -> float:
+    """Nanoseconds as seconds with millisecond resolution."""
+    return round(ns / 1e9, 3)

@@ -1,0 +1,266 @@
+"""The rare kinds of lines: one converter each, types checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccluprobe.match import model as m
+from nccluprobe.match.signature import SignatureTable
+from nccluprobe.nccl.api import BY_NAME, Kind
+
+Line = dict[str, Any]
+
+#: A host's clock may be set while it is traced: a smaller step is jitter.
+_STEP = 1_000_000
+
+
+class BadLine(Exception):
+    """A line that cannot be what it says."""
+
+
+@dataclass
+class SourceState:
+    """What the decoder remembers of one source."""
+
+    source: int
+    path: str
+    boot_id: str = ""
+    offset: int = 0
+    through: int = 0
+    inside: set[tuple[int, int]] = field(default_factory=set)
+    #: Calls that ended in the chunk now decoded.
+    returned: set[tuple[int, int]] = field(default_factory=set)
+    #: group -> (thread, newest entry) of groups whose end is not seen yet
+    open_groups: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def integer(value: Any) -> int:
+    """An integer, or TypeError."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not an integer"[:100])
+    return value
+
+
+def _opt_int(row: Line, name: str) -> int | None:
+    value = row.get(name)
+    return None if value is None else integer(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text"[:100])
+    return value
+
+
+def _opt_text(row: Line, name: str) -> str | None:
+    value = row.get(name)
+    return None if value is None else _text(value)
+
+
+def _time(row: Line, name: str, state: SourceState) -> int:
+    t = integer(row[name])
+    if not 0 <= t < 2**62:
+        raise ValueError(f"{name} is out of range")
+    return t + state.offset
+
+
+def _process(row: Line, state: SourceState, boots: dict[str, int], _: SignatureTable) -> m.Item:
+    boot_id = _text(row["boot_id"])
+    state.boot_id = boot_id
+    state.offset = boots.get(boot_id, state.offset)
+    libs = row.get("libs") or []
+    versions = {str(lib["nccl_version"]) for lib in libs if lib.get("nccl_version")}
+    return m.ProcessInfo(
+        source=state.source,
+        key=m.ProcessKey(boot_id, integer(row["pid"]), integer(row["start"])),
+        run_id=_text(row["run_id"]),
+        host=_text(row["host"]),
+        exe=_opt_text(row, "exe"),
+        rank=_opt_int(row, "rank"),
+        world_size=_opt_int(row, "world_size"),
+        front=str(row.get("front", "")),
+        exits=bool(row.get("exits", True)),
+        nccl_versions=tuple(sorted(versions)),
+        cannot_see=tuple(_text(w) for w in row.get("cannot_see") or ()),
+        job=_opt_text(row, "job"),
+    )
+
+
+def _clock(row: Line, state: SourceState, boots: dict[str, int], _: SignatureTable) -> m.Item:
+    offset = integer(row["unix"]) - integer(row["mono"])
+    if abs(offset) >= 2**62:
+        raise ValueError("unix is out of range")
+    first = boots.setdefault(state.boot_id, offset)
+    state.offset = first
+    err = _opt_int(row, "err")
+    bound = None if err is None or row.get("synced") is False else err
+    if bound is not None and abs(offset - first) > _STEP:
+        bound += abs(offset - first)
+    return m.ClockState(state.source, bound)
+
+
+def _comm(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    return m.CommInfo(
+        source=state.source,
+        id=integer(row["id"]),
+        t=_time(row, "t", state),
+        hash=_opt_text(row, "hash"),
+        instance=integer(row["instance"]),
+        comm_rank=_opt_int(row, "comm_rank"),
+        nranks=_opt_int(row, "nranks"),
+        learnt=_text(row["learnt"]),
+        parent=_opt_int(row, "parent"),
+        name=_opt_text(row, "name"),
+        base=_opt_int(row, "base"),
+    )
+
+
+def _comm_end(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    return m.CommEnd(state.source, integer(row["comm"]), _time(row, "t", state), _text(row["how"]))
+
+
+def _coverage(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    losses = ("lost_kernel", "lost_queue", "overwritten", "skipped_disk", "blind")
+    alive = row["alive"]
+    if not (alive is None or isinstance(alive, bool)):
+        raise TypeError("alive is not a boolean")
+    return m.Coverage(
+        source=state.source,
+        t=_time(row, "t", state),
+        through=_time(row, "through", state),
+        lost=sum(integer(row[name]) for name in losses),
+        blind=integer(row["blind"]),
+        in_flight=integer(row["in_flight"]),
+        alive=alive,
+        main=_text(row["main"]),
+        syscall=_opt_text(row, "syscall"),
+        last_call_age=_opt_int(row, "last_call_age"),
+    )
+
+
+def _process_end(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    return m.ProcessEnd(
+        source=state.source,
+        t=_time(row, "t", state),
+        how=_text(row["how"]),
+        code=_opt_int(row, "code"),
+        signal=_opt_int(row, "signal"),
+        in_flight=integer(row["in_flight"]),
+    )
+
+
+def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    return m.StateNote(
+        state.source, _time(row, "t", state), _text(row["state"]), _opt_text(row, "detail")
+    )
+
+
+def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTable) -> m.Item:
+    name = _text(row["api"])
+    api = BY_NAME.get(name)
+    order = _opt_int(row, "ord")
+    collective = api is not None and api.kind is Kind.COLLECTIVE
+    sig = None
+    if collective and order is not None:
+        sig = table.intern_call(
+            name, row.get("count"), row.get("datatype"), row.get("op"), row.get("root")
+        )
+    return m.Enter(
+        source=state.source,
+        api=name,
+        t=_time(row, "t", state),
+        thread=integer(row["thread"]),
+        comm=_opt_int(row, "comm"),
+        idx=_opt_int(row, "idx"),
+        ord=order,
+        sig=sig,
+        group=_group(row),
+        uid_hash=_opt_text(row, "uid_hash"),
+        nranks=_opt_int(row, "nranks"),
+        rank=_opt_int(row, "rank"),
+        color=_opt_int(row, "color"),
+        nonblocking=bool(row.get("nonblocking", False)),
+    )
+
+
+def _group(row: Line) -> int:
+    """The open group; an inner GroupEnd (depth > 1) ends none."""
+    group = _opt_int(row, "group") or 0
+    inner = row["api"] == "ncclGroupEnd" and (_opt_int(row, "gdepth") or 1) > 1
+    return 0 if inner else group
+
+
+Converter = Callable[[Line, SourceState, dict[str, int], SignatureTable], "m.Item | None"]
+CONVERTERS: dict[str, Converter] = {
+    "process": _process,
+    "clock": _clock,
+    "comm": _comm,
+    "comm_end": _comm_end,
+    "coverage": _coverage,
+    "process_end": _process_end,
+    "state": _state,
+    "enter": _enter,
+}
+#: Items that come before the calls of their chunk; all others come after.
+FIRST = (m.ProcessInfo, m.ClockState, m.CommInfo)
+
+
+def lifecycle_call(row: Line, state: SourceState, t: int, t_exit: int, rc: int) -> m.Call:
+    """A finished lifecycle call."""
+    return m.Call(
+        source=state.source,
+        api=_text(row["api"]),
+        t=t,
+        t_exit=t_exit,
+        rc=rc,
+        thread=integer(row["thread"]),
+        comm=_opt_int(row, "comm"),
+        idx=_opt_int(row, "idx"),
+        ord=_opt_int(row, "ord"),
+        group=_opt_int(row, "group") or 0,
+        uid_hash=_opt_text(row, "uid_hash"),
+        nranks=_opt_int(row, "nranks"),
+        rank=_opt_int(row, "rank"),
+        color=_opt_int(row, "color"),
+        nonblocking=bool(row.get("nonblocking", False)),
+    )
+
+
+#: A finished call with a return code that is an error.
+failed_call = lifecycle_call
+
+
+def groups_left_open(
+    state: SourceState, apis: list[Any], group: m.Int64, threads: m.Int64, t: m.Int64
+) -> list[m.Item]:
+    """Groups whose end was lost: their thread has gone on without it."""
+    import numpy as np
+
+    newest: dict[int, tuple[int, int]] = {}  # thread -> newest entry, its group
+    open_groups = state.open_groups
+    for api, g, thread, at in zip(apis, group.tolist(), threads.tolist(), t.tolist(), strict=True):
+        if api in ("ncclGroupEnd", "ncclGroupSimulateEnd"):
+            open_groups.pop(g, None)
+        elif g and api != "ncclGroupStart":
+            open_groups[g] = (thread, max(at, open_groups.get(g, (0, 0))[1]))
+        if thread not in newest or newest[thread][0] <= at:
+            newest[thread] = (at, g)
+    lost = []
+    for g, (thread, at) in list(open_groups.items()):
+        last = newest.get(thread)
+        if last is not None and last[0] > at and last[1] != g:
+            lost.append((g, at))
+            del open_groups[g]
+    if not lost:
+        return []
+    return [
+        m.GroupEnds(
+            source=state.source,
+            group=np.array([g for g, _ in lost], np.int64),
+            t_enter=np.array([at for _, at in lost], np.int64),
+            t_exit=np.full(len(lost), m.NO_TIME, np.int64),
+            rc=np.full(len(lost), m.RC_NONE, np.int32),
+        )
+    ]

@@ -1,0 +1,292 @@
+"""The contract between reading and matching: what the matcher is fed.
+
+A reader gives every trace (all parts of one process's file) a small number,
+its *source*, and yields the objects below in file order.  All times are unix
+nanoseconds: the reader aligns the hosts' monotonic clocks, so that times of one
+boot compare exactly and times of two boots within ``ClockState.bound``.
+
+Frequent things are columns (``Batch``, ``GroupEnds``, ``Activity``), rare
+things are objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nccluprobe.nccl.enums import IN_PROGRESS, SUCCESS
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+
+#: ``rc`` column: never returned, or the exit was not probed.
+RC_NONE = -1
+#: ``t_exit`` column: still inside, or not known.
+NO_TIME = -1
+#: ``sig`` column: a call that was lost; it agrees with everything.
+SIG_LOST = 0
+
+
+def not_run(rc: int) -> bool:
+    """Whether NCCL did not run a call because of its return code."""
+    return rc not in (SUCCESS, IN_PROGRESS, RC_NONE)
+
+
+class ProcessKey(NamedTuple):
+    """A process: pids are reused, start times are not."""
+
+    boot_id: str
+    pid: int
+    start: int
+
+
+class EndpointKey(NamedTuple):
+    """The unit of matching: one rank of one communicator in one process."""
+
+    process: ProcessKey
+    source: int
+    comm_id: int
+    comm_rank: int | None
+
+
+@dataclass(frozen=True)
+class SourceOpened:
+    """A trace exists and will be read: nothing is known of it yet."""
+
+    source: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a source is read.  ``caught_up``: nothing more to read just now."""
+
+    source: int
+    through: int
+    caught_up: bool
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """Who a source speaks of; may come again when more is known."""
+
+    source: int
+    key: ProcessKey
+    run_id: str
+    host: str
+    exe: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    front: str = "ebpf"
+    exits: bool = True
+    nccl_versions: tuple[str, ...] = ()
+    cannot_see: tuple[str, ...] = ()
+    job: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id in the initial pid namespace."""
+        return self.key.pid
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """Error bound of a host's unix time, ns; None: not known."""
+
+    source: int
+    bound: int | None
+
+
+@dataclass(frozen=True)
+class CommInfo:
+    """A communicator of a source; may come again when more is known."""
+
+    source: int
+    id: int
+    t: int
+    hash: str | None
+    instance: int
+    comm_rank: int | None
+    nranks: int | None
+    learnt: str
+    parent: int | None = None
+    name: str | None = None
+    base: int | None = None
+
+    @property
+    def from_start(self) -> bool:
+        """Whether all its calls were seen."""
+        return self.learnt not in ("struct", "unknown")
+
+
+@dataclass(frozen=True)
+class CommEnd:
+    """A communicator begins to end: finalize, destroy, abort or revoke."""
+
+    source: int
+    comm: int
+    t: int
+    how: str
+
+
+@dataclass
+class Batch:
+    """Collective calls of one endpoint, as columns of equal length.
+
+    ``ord``, ``idx``: ordinals as in the trace.  ``sig``: id in the
+    SignatureTable.  ``t_exit`` NO_TIME and ``rc`` RC_NONE: not known.
+    ``group``: the thread's open group, 0 when none.
+    """
+
+    source: int
+    comm: int
+    ord: Int64
+    idx: Int64
+    sig: Int32
+    t_enter: Int64
+    t_exit: Int64
+    rc: Int32
+    group: Int64
+    thread: Int64
+
+    def __len__(self) -> int:
+        return len(self.ord)
+
+
+@dataclass
+class P2PBatch:
+    """Sends and receives of one endpoint: the last ordinal per peer and direction."""
+
+    source: int
+    comm: int
+    #: (direction, peer) -> calls so far
+    counts: dict[tuple[str, int], int]
+
+
+@dataclass
+class GroupEnds:
+    """Outermost GroupEnd calls of a process, as columns; in flight: t_exit NO_TIME."""
+
+    source: int
+    group: Int64
+    t_enter: Int64
+    t_exit: Int64
+    rc: Int32
+
+
+@dataclass
+class Activity:
+    """Entry and exit times of all calls of a process, sorted by entry."""
+
+    source: int
+    t_enter: Int64
+    t_exit: Int64
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is rare: lifecycle calls, and any call that returned an error."""
+
+    source: int
+    api: str
+    t: int
+    t_exit: int
+    rc: int
+    thread: int
+    comm: int | None = None
+    idx: int | None = None
+    ord: int | None = None
+    group: int = 0
+    uid_hash: str | None = None
+    nranks: int | None = None
+    rank: int | None = None
+    color: int | None = None
+    nonblocking: bool = False
+
+
+@dataclass(frozen=True)
+class Enter:
+    """A call that is still inside.  ``sig`` and ``ord``: collectives only."""
+
+    source: int
+    api: str
+    t: int
+    thread: int
+    comm: int | None = None
+    idx: int | None = None
+    ord: int | None = None
+    sig: int | None = None
+    group: int = 0
+    uid_hash: str | None = None
+    nranks: int | None = None
+    rank: int | None = None
+    color: int | None = None
+    nonblocking: bool = False
+
+
+class Returned(NamedTuple):
+    """(thread, t_enter) of calls that were in flight and have ended."""
+
+    source: int
+    calls: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What is known of a process up to when."""
+
+    source: int
+    t: int
+    through: int
+    lost: int
+    blind: int
+    in_flight: int
+    alive: bool | None
+    main: str
+    syscall: str | None = None
+    last_call_age: int | None = None
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """A process ended, or tracing it did (``how`` detached)."""
+
+    source: int
+    t: int
+    how: str
+    code: int | None
+    signal: int | None
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class StateNote:
+    """Something about the tracing changed."""
+
+    source: int
+    t: int
+    state: str
+    detail: str | None
+
+
+Item = (
+    SourceOpened
+    | Progress
+    | ProcessInfo
+    | ClockState
+    | CommInfo
+    | CommEnd
+    | Batch
+    | P2PBatch
+    | GroupEnds
+    | Activity
+    | Call
+    | Enter
+    | Returned
+    | Coverage
+    | ProcessEnd
+    | StateNote
+)

@@ -1,0 +1,37 @@
+"""Thresholds and declarations of the matcher."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """All limits in nanoseconds; the defaults are the published ones."""
+
+    #: An absence is written (notice) when others have waited this long.
+    missing_after: int = 60 * SECOND
+    #: A rank is late when it is last by more than this.
+    late_after: int = 30 * SECOND
+    #: An absence becomes an error after this (the phase timeout).
+    error_after: int = 300 * SECOND
+    #: A collector that is this far behind is silent: its ranks are not observed.
+    silent_after: int = 5 * SECOND
+    #: A disagreement is decided after this many further calls ...
+    decide_calls: int = 8
+    #: ... or after this long.
+    decide_after: int = 5 * SECOND
+    #: Communicators (name or hash, shell patterns) on which waiting for the root is normal.
+    idle_ok: tuple[str, ...] = ()
+    #: So many long waits that ended well teach that a rooted wait is idle.
+    idle_lessons: int = 3
+
+    def idle_declared(self, name: str | None, comm_hash: str) -> bool:
+        """Whether ``--idle-ok`` was given for this communicator."""
+        return any(
+            fnmatch.fnmatchcase(comm_hash, p) or (name is not None and fnmatch.fnmatchcase(name, p))
+            for p in self.idle_ok
+        )

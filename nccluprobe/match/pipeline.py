@@ -1,0 +1,41 @@
+"""Chunks of lines through decoder and matcher: one analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccluprobe.match.decode import Decoder
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.options import Options
+from nccluprobe.match.signature import SignatureTable
+
+
+class Analysis:
+    """Feed lines, ask for findings.  Pure, like everything in this package."""
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.table = SignatureTable()
+        self.decoder = Decoder(self.table)
+        self.matcher = Matcher(options, self.table)
+        self._opened: set[int] = set()
+
+    def open(self, sources: Iterable[tuple[int, str]]) -> None:
+        """Sources that exist: until one is read, nothing is closed that it may speak of."""
+        new = [(s, name) for s, name in sources if s not in self._opened]
+        self._opened.update(s for s, _ in new)
+        self.matcher.feed(self.decoder.opened(s, name) for s, name in new)
+
+    def feed(
+        self, source: int, path: str, first_line: int, lines: list[bytes], caught_up: bool
+    ) -> int:
+        """Take a chunk; returns how far in time the source has been read."""
+        if source not in self._opened:
+            self.open([(source, path)])
+        self.matcher.feed(self.decoder.decode(source, path, first_line, lines, caught_up))
+        self.matcher.settle()
+        return self.decoder.through(source)
+
+    def scan(self, now: int | None = None) -> list[Finding]:
+        """Findings to write, new or changed."""
+        return self.matcher.scan(now)

@@ -1,0 +1,172 @@
+"""What is known of one traced process: coverage, losses, silence, what it is inside."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nccluprobe.match import model as m
+
+_KEPT_GAPS = 4096
+_KEPT_LOSSES = 1024
+_KEPT_GROUPS = 4096
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A call that a process is inside of."""
+
+    api: str
+    t: int
+    thread: int
+    comm: int | None
+    group: int
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """The end of a group; ``rc`` RC_NONE when not known; ``open``: in flight."""
+
+    t: int
+    rc: int
+    open: bool = False
+
+
+@dataclass
+class Process:
+    """State of one source.  A source is one process as seen by one tracer."""
+
+    source: int
+    name: str
+    info: m.ProcessInfo | None = None
+    bound: int | None = None
+    coverage: m.Coverage | None = None
+    end: m.ProcessEnd | None = None
+    #: Newest time in the trace, whatever the line.
+    newest: int = 0
+    #: Newest entry or exit of a call.
+    last_activity: int = 0
+    inside: dict[tuple[int, int], Inside] = field(default_factory=dict)
+    gaps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
+    groups: OrderedDict[int, GroupEnd] = field(default_factory=OrderedDict)
+    caught_up: bool = False
+    read_through: int = 0
+    disk_full: bool = False
+    _loss_t: list[int] = field(default_factory=list)
+    _loss_n: list[int] = field(default_factory=list)
+
+    @property
+    def through(self) -> int:
+        """Every call that entered before this is known, or counted as lost."""
+        seen = self.coverage.through if self.coverage else 0
+        return max(seen, self.end.t) if self.end else seen
+
+    @property
+    def rank(self) -> int | None:
+        """Rank in the job, if known."""
+        return self.info.rank if self.info else None
+
+    @property
+    def boot_id(self) -> str:
+        """Boot of its host: times of one boot compare exactly."""
+        return self.info.key.boot_id if self.info else ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is known to have ended (not only its tracing)."""
+        return self.end is not None and self.end.how != "detached"
+
+    @property
+    def lost(self) -> int:
+        """Events lost so far."""
+        return self._loss_n[-1] if self._loss_n else 0
+
+    def label(self) -> str:
+        """For people: rank, host and pid."""
+        if self.info is None:
+            return self.name
+        rank = "" if self.info.rank is None else f"rank {self.info.rank}, "
+        return f"{rank}pid {self.info.pid} on {self.info.host}"
+
+    def silent_for(self, now: int) -> int:
+        """How far its collector is behind ``now``; 0 after the process's end."""
+        return 0 if self.ended else max(0, now - self.through)
+
+    def note_coverage(self, c: m.Coverage) -> None:
+        """Take a coverage line."""
+        self.coverage = c
+        self.newest = max(self.newest, c.t, c.through)
+        if not self._loss_n or c.lost != self._loss_n[-1]:
+            self._loss_t.append(c.t)
+            self._loss_n.append(c.lost)
+            if len(self._loss_t) > _KEPT_LOSSES:
+                # Forgetting the oldest makes a window's count an upper bound.
+                del self._loss_t[0], self._loss_n[0]
+
+    def lost_since(self, t: int) -> int | None:
+        """Events lost after ``t``; None when there is no coverage at all."""
+        if not self._loss_n:
+            return None
+        # The count at t itself is between two lines: the earlier one is safe.
+        at = bisect_right(self._loss_t, t) - 1
+        return self._loss_n[-1] - (self._loss_n[at] if at >= 0 else 0)
+
+    def note_activity(self, a: m.Activity, shortest: int) -> None:
+        """Note silences longer than ``shortest`` between calls."""
+        if len(a.t_enter) == 0:
+            return
+        exits = np.maximum(a.t_exit, a.t_enter)
+        busy = np.maximum.accumulate(exits)
+        if self.last_activity:
+            busy = np.maximum(busy, self.last_activity)
+        before = np.empty_like(busy)
+        before[0] = self.last_activity or a.t_enter[0]
+        before[1:] = busy[:-1]
+        if int((a.t_enter - before).max()) > shortest:
+            for i in np.flatnonzero(a.t_enter - before > shortest):
+                self.gaps.append((int(before[i]), int(a.t_enter[i])))
+        self.last_activity = max(self.last_activity, int(busy[-1]))
+        self.newest = max(self.newest, self.last_activity)
+
+    def silence_before(self, t: int, since: int) -> tuple[int, int] | None:
+        """The longest silence that ended after ``since`` and not after ``t``."""
+        best: tuple[int, int] | None = None
+        for start, end in reversed(self.gaps):
+            if end > t:
+                continue
+            if end <= since:
+                break
+            if best is None or end - start > best[1] - best[0]:
+                best = (start, end)
+        return best
+
+    def note_group_ends(self, ends: m.GroupEnds) -> list[int]:
+        """Remember how groups ended; returns those that failed after being in flight."""
+        failed = []
+        for group, t, rc in zip(
+            ends.group.tolist(), ends.t_enter.tolist(), ends.rc.tolist(), strict=True
+        ):
+            before = self.groups.get(group)
+            if before is not None and before.open and m.not_run(rc):
+                failed.append(group)
+            self.groups[group] = GroupEnd(t, rc)
+        while len(self.groups) > _KEPT_GROUPS:
+            self.groups.popitem(last=False)
+        return failed
+
+    def note_enter(self, e: m.Enter) -> None:
+        """A call is still inside."""
+        self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group)
+        self.newest = max(self.newest, e.t)
+        self.last_activity = max(self.last_activity, e.t)
+        if e.api == "ncclGroupEnd" and e.group:
+            self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
+
+    def inside_now(self) -> Inside | None:
+        """The call it has been inside of for longest, None when outside NCCL or ended."""
+        if self.ended or not self.inside:
+            return None
+        return min(self.inside.values(), key=lambda c: c.t)

@@ -1,0 +1,127 @@
+"""Cause or consequence: a wait-for rule over the open slots.
+
+A rank that did not come to one communicator may wait itself on another: then
+its absence is a consequence of that other absence.  Ranks that wait for each
+other in a circle leave the role unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nccluprobe.match.absence import OpenSlot, strongest
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.finding import Finding
+
+
+@dataclass
+class Wait:
+    """An open slot and the finding made of it, if it is due."""
+
+    comm: Communicator
+    slot: OpenSlot
+    finding: Finding | None
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Sources of the processes that wait in it."""
+        return frozenset(e.process.source for e in self.slot.entered)
+
+
+def _blockers(wait: Wait, waits: list[Wait]) -> dict[int, list[Wait]]:
+    """Absent process -> open slots of other communicators in which it waits."""
+    found: dict[int, list[Wait]] = {}
+    for e in wait.slot.absent:
+        if e.process.ended or e.end is not None:
+            continue
+        source = e.process.source
+        elsewhere = [w for w in waits if w is not wait and source in w.waiting]
+        if elsewhere:
+            found[source] = sorted(elsewhere, key=lambda w: (w.slot.first, w.comm.key))
+    return found
+
+
+def assign(waits: list[Wait], findings: list[Finding]) -> None:
+    """Set role, downstream_of and reason of the absence findings."""
+    blocked = {id(w): _blockers(w, waits) for w in waits}
+    for wait in waits:
+        f = wait.finding
+        if f is None:
+            continue
+        blockers = blocked[id(wait)]
+        for status in f.details["missing_rank_status"]:
+            _mark_waiting(status, wait, blockers)
+        f.details["reason"] = strongest([s["reason"] for s in f.details["missing_rank_status"]])
+        _assign_one(wait, f, blockers, blocked)
+    _one_cause_per_culprit(waits)
+
+
+def _mark_waiting(status: dict[str, object], wait: Wait, blockers: dict[int, list[Wait]]) -> None:
+    rank = status["comm_rank"]
+    e = next((e for e in wait.slot.absent if e.comm_rank == rank), None)
+    if e is None or e.process.source not in blockers:
+        return
+    if status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call"):
+        other = blockers[e.process.source][0]
+        status["reason"] = "rank_waiting_elsewhere"
+        status["waits_in_comm"] = other.comm.key.hash
+        status["waits_in_comm_seq"] = other.comm.seq(other.slot.slot)
+
+
+def _assign_one(
+    wait: Wait,
+    f: Finding,
+    blockers: dict[int, list[Wait]],
+    blocked: dict[int, dict[int, list[Wait]]],
+) -> None:
+    reasons = {s["reason"] for s in f.details["missing_rank_status"]}
+    if not f.culprits or reasons <= {"rank_not_observed", "probe_event_loss_possible"}:
+        f.role = "unknown"
+        return
+    free = [s for s in f.culprits if s not in blockers]
+    if free:
+        f.role = "root_cause"
+        return
+    if _in_circle(wait, blocked):
+        f.role = "unknown"
+        return
+    upstream = next(
+        (w.finding for ws in blockers.values() for w in ws if w.finding is not None), None
+    )
+    if upstream is None:
+        f.role = "unknown"
+    else:
+        f.role, f.downstream_of = "downstream", upstream.id
+
+
+def _in_circle(start: Wait, blocked: dict[int, dict[int, list[Wait]]]) -> bool:
+    seen: set[int] = set()
+    stack = [w for ws in blocked[id(start)].values() for w in ws]
+    while stack:
+        w = stack.pop()
+        if w is start:
+            return True
+        if id(w) in seen:
+            continue
+        seen.add(id(w))
+        stack += [x for xs in blocked[id(w)].values() for x in xs]
+    return False
+
+
+def _one_cause_per_culprit(waits: list[Wait]) -> None:
+    """One rank that is missing on several communicators is one cause: the oldest wait."""
+    first: dict[int, Finding] = {}
+    causes = sorted(
+        (w for w in waits if w.finding is not None and w.finding.role == "root_cause"),
+        key=lambda w: (w.slot.first, w.comm.key),
+    )
+    for w in causes:
+        f = w.finding
+        assert f is not None
+        known = {id(first[s]): first[s] for s in f.culprits if s in first}
+        if known and all(s in first for s in f.culprits):
+            cause = next(iter(known.values()))
+            f.role, f.downstream_of = "downstream", cause.id
+        else:
+            for s in f.culprits:
+                first.setdefault(s, f)

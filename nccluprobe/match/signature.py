@@ -1,0 +1,113 @@
+"""Signatures of collectives, interned: rows compare as integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nccluprobe.match.model import SIG_LOST
+from nccluprobe.nccl.api import BY_NAME
+
+#: A reduction made by the user: a local number, not comparable across ranks.
+CUSTOM_OP = "custom"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What all ranks must agree on.  ``api`` is the canonical full name."""
+
+    api: str
+    count: int | None = None
+    datatype: str | None = None
+    op: str | None = None
+    root: int | None = None
+
+    def text(self) -> str:
+        """For people, such as ``ncclAllReduce(count 1024, float32, sum)``."""
+        parts = []
+        if self.count is not None:
+            parts.append(f"count {self.count}")
+        parts += [p for p in (self.datatype, self.op) if p is not None]
+        if self.root is not None:
+            parts.append(f"root {self.root}")
+        return f"{self.api}({', '.join(parts)})"
+
+
+LOST = Signature("lost")
+
+
+class SignatureTable:
+    """Signature <-> small integer; one table for a whole analysis."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Signature, int] = {LOST: SIG_LOST}
+        self._all: list[Signature] = [LOST]
+        self._by_call: dict[tuple[object, ...], int] = {}
+        self._zero: set[int] = set()
+
+    def intern_call(
+        self, api: object, count: object, datatype: object, op: object, root: object
+    ) -> int:
+        """Id of a call's signature; wrong types raise TypeError."""
+        key = (api, count, datatype, op, root)
+        found = self._by_call.get(key)
+        if found is None:
+            found = self._new_call(key)
+        return found
+
+    def _new_call(self, key: tuple[object, ...]) -> int:
+        api, count, datatype, op, root = key
+        if (
+            not isinstance(api, str)
+            or not (count is None or type(count) is int)
+            or not (datatype is None or isinstance(datatype, str))
+            or not (op is None or isinstance(op, str))
+            or not (root is None or type(root) is int)
+        ):
+            raise TypeError("an argument has the wrong type")
+        known = BY_NAME.get(api)
+        made = self.intern(Signature(known.canonical if known else api, count, datatype, op, root))
+        self._by_call[key] = made
+        return made
+
+    def intern(self, signature: Signature) -> int:
+        """Id of a signature."""
+        found = self._ids.get(signature)
+        if found is None:
+            found = self._ids[signature] = len(self._all)
+            self._all.append(signature)
+            if signature.count == 0:
+                self._zero.add(found)
+        return found
+
+    def __getitem__(self, sig: int) -> Signature:
+        return self._all[sig]
+
+    def is_zero(self, sig: int) -> bool:
+        """Whether the call passed count 0, which NCCL discards."""
+        return sig in self._zero
+
+    @property
+    def any_zero(self) -> bool:
+        """Whether any call so far passed count 0."""
+        return bool(self._zero)
+
+    def compatible(self, a: int, b: int) -> bool:
+        """Whether two calls can be one collective (user-made reductions are not compared)."""
+        if a == b or SIG_LOST in (a, b):
+            return True
+        x, y = self._all[a], self._all[b]
+        if CUSTOM_OP in (x.op, y.op):
+            x, y = replace(x, op=None), replace(y, op=None)
+        return x == y
+
+
+def difference(a: Signature, b: Signature) -> list[str]:
+    """Names of the parts in which two signatures differ, the api first."""
+    if a.api != b.api:
+        return ["api"]
+    custom = CUSTOM_OP in (a.op, b.op)
+    return [
+        name
+        for name in ("count", "datatype", "op", "root")
+        if getattr(a, name) != getattr(b, name) and not (name == "op" and custom)
+    ]

@@ -1,0 +1,155 @@
+"""What is said of a rank in a finding, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import seconds
+from nccluprobe.match.options import SECOND
+from nccluprobe.match.process import Process
+
+#: Clocks of two hosts that say nothing of their error may differ by this much.
+UNKNOWN_CLOCK = 1 * SECOND
+
+SIGINT, SIGTERM = 2, 15
+#: Shells and launchers report these signals as exit codes.
+_POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
+
+
+def is_silent(p: Process, now: int, limit: int) -> bool:
+    """Whether its collector is too far behind for anything to be said of now."""
+    bound = UNKNOWN_CLOCK if p.bound is None else p.bound
+    return p.silent_for(now) > limit + bound
+
+
+def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | None]:
+    """Heartbeat value and the age of what it rests on."""
+    if p is None or (p.coverage is None and p.end is None):
+        return "unavailable", None
+    if p.ended and p.end is not None:
+        return "absent", seconds(max(0, now - p.end.t))
+    if p.coverage is None:
+        return "unavailable", None
+    age = seconds(max(0, now - p.coverage.t))
+    if p.coverage.alive is False:
+        return "absent", age
+    return ("stale" if is_silent(p, now, limit) else "alive"), age
+
+
+def end_reason(p: Process) -> str:
+    """Why an ended process did not come."""
+    end = p.end
+    if end is not None and (end.how == "signaled" or end.signal or (end.code or 0) != 0):
+        return "rank_exit_or_crash_suspected"
+    return "rank_exited"
+
+
+def ended_abruptly(p: Process) -> bool:
+    """Whether it ended in a way that no orderly shutdown explains."""
+    end = p.end
+    if end is None:
+        return False
+    if end.how == "signaled" or end.signal:
+        return end.signal not in (SIGINT, SIGTERM, None)
+    return end.code is not None and end.code not in _POLITE_CODES
+
+
+def rank_status(
+    comm: Communicator | None,
+    comm_rank: int,
+    e: Endpoint | None,
+    now: int,
+    limit: int,
+    reason: str,
+) -> dict[str, Any]:
+    """One entry of ``missing_rank_status``."""
+    p = e.process if e is not None else None
+    beat, age = heartbeat(p, now, limit)
+    status: dict[str, Any] = {
+        "comm_rank": comm_rank,
+        "global_rank": p.rank if p is not None else None,
+        "heartbeat": beat,
+        "heartbeat_age_s": age,
+        "probe_dropped_events": None,
+        "reason": reason,
+    }
+    if e is None or p is None:
+        return status
+    if beat in ("alive", "absent"):
+        status["probe_dropped_events"] = p.lost_since(e.last_t)
+    status["call_idx"] = e.last_idx
+    if comm is not None:
+        status["last_comm_seq"] = comm.seq(e.entered - 1) if e.entered else None
+    status |= process_facts(p)
+    if e.last_t:
+        status["last_entered_unix_ns"] = e.last_t
+    if e.queued_in_group:
+        status["queued_in_open_group"] = True
+    if e.end is not None:
+        status["comm_end"] = e.end.how
+    if (inside := p.inside_now()) is not None:
+        status["inside"] = inside.api
+        status["inside_s"] = seconds(max(0, now - inside.t))
+    return status
+
+
+def process_facts(p: Process) -> dict[str, Any]:
+    """Where a process is and what is known of its state."""
+    facts: dict[str, Any] = {}
+    if p.info is not None:
+        facts |= {"host": p.info.host, "pid": p.info.pid}
+    if p.end is not None:
+        facts["process_end"] = p.end.how
+        facts["exit_code"] = p.end.code
+        facts["signal"] = p.end.signal
+        facts["ended_unix_ns"] = p.end.t
+    elif p.coverage is not None:
+        facts["main_thread"] = p.coverage.main
+        if p.coverage.syscall is not None:
+            facts["syscall"] = p.coverage.syscall
+    return facts
+
+
+def coverage_of(comm: Communicator, now: int, limit: int) -> dict[str, Any]:
+    """The coverage that a finding on this communicator rests on."""
+    known = [e for _, e in sorted(comm.endpoints.items())]
+    silent = [
+        e.comm_rank for e in known if not e.process.ended and is_silent(e.process, now, limit)
+    ]
+    members = comm.members()
+    cannot_see = sorted(
+        {what for e in known if e.process.info for what in e.process.info.cannot_see}
+    )
+    bases = sorted({e.base for e in known})
+    notes = []
+    if silent:
+        notes.append("collector silent: these ranks are not observed")
+    if comm.unwatched:
+        notes.append("no longer waited for: " + ranks_text(sorted(comm.unwatched)))
+    lost = sum(e.process.lost for e in known)
+    return {
+        "observed_ranks": len(members),
+        "expected_nranks": comm.key.nranks,
+        "unobserved_comm_ranks": ranks_text(comm.unobserved()),
+        "collector_silent_comm_ranks": silent,
+        "through_unix_ns": min((e.process.through for e in members), default=None),
+        "lost_events": lost,
+        "base": bases[0] if len(bases) == 1 else "mixed",
+        "cannot_see": cannot_see,
+        "notes": notes,
+    }
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """``0-2,5`` for [0, 1, 2, 5]."""
+    parts: list[str] = []
+    at = 0
+    while at < len(ranks):
+        end = at
+        while end + 1 < len(ranks) and ranks[end + 1] == ranks[end] + 1:
+            end += 1
+        parts.append(str(ranks[at]) if end == at else f"{ranks[at]}-{ranks[end]}")
+        at = end + 1
+    return ",".join(parts)

@@ -1,0 +1,242 @@
+"""Findings for people: the cause first, in one sentence."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.status import ranks_text
+
+WIDTH = 80
+_FOLD = 6
+
+
+@dataclass
+class Summary:
+    """What was read, for the coverage part of the report."""
+
+    jobs: int = 0
+    processes: int = 0
+    calls: int = 0
+    communicators: int = 0
+    lost: int = 0
+    silent: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def escape(text: object) -> str:
+    """A name from the target, harmless on a terminal."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
+    )
+
+
+class _Paint:
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+def _who(status: dict[str, Any]) -> str:
+    """One rank: its names and where it runs."""
+    text = f"rank {status['comm_rank']}"
+    rank = status.get("global_rank")
+    if rank is not None and rank != status["comm_rank"]:
+        text += f" (global rank {rank})"
+    if status.get("pid") is not None:
+        text += f" (pid {status['pid']} on {escape(status.get('host'))})"
+    return text
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
+
+
+def _ago(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s"
+
+
+def _why(status: dict[str, Any]) -> str:
+    """What is known of one rank that did not come."""
+    reason = status["reason"]
+    if reason == "rank_exit_or_crash_suspected":
+        if status.get("signal") is not None:
+            return f"its process was ended by signal {status['signal']}"
+        return f"its process exited with code {status.get('exit_code')}"
+    if reason == "rank_exited":
+        code = status.get("exit_code")
+        return f"its process exited with code {code}" if code == 0 else "its process is gone"
+    if reason == "rank_waiting_elsewhere":
+        return (
+            f"it waits itself in #{status.get('waits_in_comm_seq')} "
+            f"of communicator {status.get('waits_in_comm')}"
+        )
+    if reason == "rank_inside_other_call":
+        return f"it is inside {status.get('inside')} for {_ago(status.get('inside_s') or 0)}"
+    if reason == "rank_ended_communicator":
+        return f"it ended the communicator ({status.get('comm_end')})"
+    if reason == "rank_not_observed":
+        return "it is not observed (its collector is silent, or it is not traced)"
+    if reason == "probe_event_loss_possible":
+        lost = status.get("probe_dropped_events")
+        return f"its call may be among {lost or 'the'} events that were lost"
+    if reason != "rank_alive_but_not_entered":
+        return str(reason).replace("_", " ")
+    main = status.get("main_thread")
+    where = {
+        "nccl": "its main thread is inside NCCL",
+        "syscall": f"its main thread is in the system call {status.get('syscall', '(unknown)')}",
+        "running": "its main thread is running outside NCCL",
+        "stopped": "its process is stopped",
+        "uninterruptible": "its main thread is blocked in the kernel",
+    }.get(str(main))
+    return "it is alive and outside this call" + (f": {where}" if where else "")
+
+
+def sentence(f: Finding) -> str:
+    """What happened, in one sentence."""
+    d = f.details
+    call = f"{d.get('api')} #{f.comm_seq} of communicator {f.comm_uid_hash}"
+    if d.get("comm_name"):
+        call += f" ({escape(d['comm_name'])})"
+    statuses = d.get("missing_rank_status") or []
+    entered = d.get("entered_comm_ranks") or []
+    if f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
+        who = ", ".join(_who(s) for s in statuses[:_FOLD])
+        if len(statuses) > _FOLD:
+            who += f" and {len(statuses) - _FOLD} more"
+        return (
+            f"{who[:1].upper()}{who[1:]} did not enter {call}: {_ranks(entered)} "
+            f"{'waits' if len(entered) == 1 else 'wait'} in it for {_ago(d['waited_s'])}."
+        )
+    text = d.get("summary")
+    if text:
+        return escape(str(text))
+    return f"{f.hang_type.replace('_', ' ')}: {call}."
+
+
+def _details(f: Finding) -> Iterable[str]:
+    d = f.details
+    for status in (d.get("missing_rank_status") or [])[:_FOLD]:
+        yield f"rank {status['comm_rank']}: {_why(status)}"
+    if d.get("signature"):
+        yield f"call: {d['signature']}"
+    if d.get("queued_behind"):
+        yield f"{d['queued_behind']} later calls are queued behind it"
+    if d.get("note"):
+        yield str(d["note"])
+    sure = {
+        "observed": "seen directly",
+        "inferred": "inferred",
+        "reduced": "with reduced confidence",
+        "none": "not known",
+    }.get(d.get("confidence", ""), "")
+    yield f"how sure: {sure}; role {f.role.replace('_', ' ')}; severity {f.severity}"
+
+
+def _next_step(f: Finding) -> str | None:
+    reason = f.details.get("reason")
+    statuses = f.details.get("missing_rank_status") or []
+    where = next((s for s in statuses if s.get("pid") is not None), None)
+    if where is None:
+        return None
+    pid, host = where["pid"], escape(where.get("host"))
+    if reason in ("rank_alive_but_not_entered", "rank_inside_other_call"):
+        return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
+    if reason in ("rank_exit_or_crash_suspected", "rank_exited"):
+        return f"look at the end of the log of pid {pid} on {host}, and at dmesg for an OOM kill"
+    if reason == "rank_not_observed":
+        return f"see whether the collector on {host} runs"
+    if reason == "probe_event_loss_possible":
+        return f"look at the stack of pid {pid}; enlarge the ring buffer"
+    if reason in ("arguments_differ", "call_skipped", "call_extra"):
+        return f"compare the code path of pid {pid} on {host} with that of another rank"
+    return None
+
+
+def _wrap(text: str, indent: str = "", first: str | None = None) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def _order(f: Finding) -> tuple[object, ...]:
+    return (
+        f.state != "open",
+        ("root_cause", "unknown", "downstream").index(f.role),
+        f.severity != "error",
+        f.since,
+        f.id,
+    )
+
+
+def report(findings: list[Finding], summary: Summary, colour: bool = False) -> str:
+    """The whole report."""
+    paint = _Paint(colour)
+    out: list[str] = []
+    ranked = sorted(findings, key=_order)
+    shown = [f for f in ranked if f.role != "downstream" or f.state != "open"]
+    folded = [f for f in ranked if f.role == "downstream" and f.state == "open"]
+    if not findings:
+        out.append(paint("32", "No finding."))
+    for f in shown:
+        head = {"root_cause": "CAUSE", "downstream": "CONSEQUENCE"}.get(f.role, "FINDING")
+        if f.state == "resolved":
+            head = "RESOLVED"
+        colour_code = "31;1" if f.severity == "error" and f.state == "open" else "33"
+        out.append(paint(colour_code, f"{head}  {f.hang_type}  [{f.id}]"))
+        out.append(_wrap(sentence(f), "  "))
+        out += [_wrap(line, "    ", "  - ") for line in _details(f)]
+        if f.state == "open" and (step := _next_step(f)):
+            out.append(_wrap(f"next: {step}", "    ", "  - "))
+        mine = [c for c in folded if c.downstream_of == f.id]
+        if mine:
+            out.append(f"  {len(mine)} consequence{'s' if len(mine) > 1 else ''}:")
+            out += [_wrap(sentence(c), "      ", "    . ") for c in mine[:_FOLD]]
+            if len(mine) > _FOLD:
+                out.append(f"    . and {len(mine) - _FOLD} more (see findings.jsonl)")
+        out.append("")
+    ids = {f.id for f in shown}
+    others = [c for c in folded if c.downstream_of not in ids]
+    out += [_wrap(sentence(c), "    ", "  . ") for c in others]
+    if out and out[-1] == "":
+        out.pop()
+    out += ["", *_coverage(summary)]
+    return "\n".join(out) + "\n"
+
+
+def _coverage(s: Summary) -> list[str]:
+    def count(n: int, what: str) -> str:
+        return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+    out = [
+        _wrap(
+            "Coverage: "
+            + ", ".join(
+                (
+                    count(s.jobs, "job"),
+                    count(s.processes, "process"),
+                    count(s.communicators, "communicator"),
+                    count(s.calls, "call"),
+                )
+            )
+            + f"; {s.lost:,} events lost."
+        ).replace("processs", "processes")
+    ]
+    for text in s.silent[:_FOLD]:
+        out.append(_wrap(f"not observed, collector silent: {escape(text)}", "    ", "  - "))
+    if len(s.silent) > _FOLD:
+        out.append(f"  - and {len(s.silent) - _FOLD} more collectors are silent")
+    out += [_wrap(escape(note), "    ", "  - ") for note in s.notes]
+    return out

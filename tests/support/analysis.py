@@ -1,0 +1,63 @@
+"""Analyses made-up jobs, afterwards or step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.options import Options
+from nccluprobe.match.pipeline import Analysis
+from support.tracegen import Job, Proc
+
+
+class Run:
+    """An analysis of a job's traces, afterwards or step by step."""
+
+    def __init__(self, job: Job, options: Options | None = None) -> None:
+        self.job = job
+        self.analysis = Analysis(options)
+        self.lines = [p.data().splitlines() for p in job.procs]
+        self.at = [0] * len(self.lines)
+        self.analysis.open([(i, p.name) for i, p in enumerate(job.procs)])
+
+    def feed(self, i: int, n: int | None = None) -> None:
+        """Feed the next ``n`` lines of process ``i``."""
+        at, lines = self.at[i], self.lines[i]
+        end = len(lines) if n is None else min(len(lines), at + n)
+        self.at[i] = end
+        self.analysis.feed(i, self.job.procs[i].name, at + 1, lines[at:end], end == len(lines))
+
+    def until(self, t: float) -> None:
+        """Feed what every process has written before ``t``."""
+        for i, p in enumerate(self.job.procs):
+            n = 1 + sum(1 for when, _, _ in p.lines if when <= p.host.at(t))
+            if n > self.at[i]:
+                self.feed(i, n - self.at[i])
+
+    def all(self) -> None:
+        for i in range(len(self.lines)):
+            self.feed(i)
+
+    def scan(self, now: int | None = None) -> list[Finding]:
+        return self.analysis.scan(now)
+
+
+def analyze_job(job: Job, **options: Any) -> list[Finding]:
+    """Findings at the end of the traces, all of them in their newest state."""
+    run = Run(job, Options(**options))
+    run.all()
+    run.scan()
+    return sorted(run.analysis.matcher.book.all(), key=lambda f: (f.since, f.id))
+
+
+def steps(comms: list[Any], n: int, start: float = 1.0, step: float = 0.1, **args: Any) -> float:
+    """All ranks make ``n`` AllReduce calls; returns the time after the last."""
+    for i in range(n):
+        for c in comms:
+            c.proc.call(c, "ncclAllReduce", start + i * step, **args)
+    return start + n * step
+
+
+def cover(procs: list[Proc], end: float, **more: Any) -> None:
+    for p in procs:
+        p.cover(0.5, end, **more)
