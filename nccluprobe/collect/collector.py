@@ -24,6 +24,7 @@ from nccluprobe.collect.inflight import GUARD_NS, InFlight, key_of
 from nccluprobe.collect.ports import Clock, ExitWatcher, Notify, ProcInfo, Procs, ProcState
 from nccluprobe.collect.process import Ending, Surroundings, Traced
 from nccluprobe.collect.safedir import Owner, file_owner, open_inside, open_out, sudo_owner
+from nccluprobe.collect.vanished import Ended, Vanished
 from nccluprobe.collect.writer import Limits, TraceFile
 from nccluprobe.record import Record
 
@@ -235,7 +236,7 @@ class Collector:
         try:
             info: ProcInfo = self._procs.read(pid)
         except (OSError, ValueError):
-            info = Vanished(self._clock, pid)
+            info = Vanished(pid)
         run = runs.run_id(self._run_id, info.ranks.job, self._date)
         process = Traced(self._around, pid, rec.epoch, info, run, rec.t_enter)
         process.open_file(self._file(process, run, info), now)
@@ -256,8 +257,10 @@ class Collector:
             same = self._procs.read(rec.pid).start_ticks == process.info.start_ticks
         except (OSError, ValueError):
             same = False
-        how = "exec" if same else "gone"
-        process.ending = Ending(rec.t_enter, how, None, None, self._now + GUARD_NS)
+        if same:
+            process.ending = Ending(rec.t_enter, "exec", None, None, self._now + GUARD_NS)
+        else:
+            process.ending = Ending(rec.t_enter, "gone", None, None, self._now + _GONE_NS)
 
     def _file(self, process: Traced, run: str, info: ProcInfo) -> TraceFile:
         rank = "unknown" if process.rank is None else process.rank
@@ -376,40 +379,3 @@ class Collector:
                 self._closer = ThreadPoolExecutor(1, "nccluprobe-sync")
             self._closer.submit(done)
         self._notify("end", f"{process.name}: {ending.how}")
-
-
-@dataclass(frozen=True)
-class _NoRanks:
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    source: str = "unknown"
-    job: str | None = None
-
-
-class Vanished:
-    """A process that was gone before it could be described."""
-
-    def __init__(self, clock: Clock, pid: int) -> None:
-        uname = os.uname()
-        self.pid = pid
-        self.start_ns = 0
-        self.start_ticks = 0
-        self.exe: str | None = None
-        self.ns_pid: int | None = None
-        self.uid = os.geteuid()
-        self.gid = os.getegid()
-        self.host = uname.nodename
-        self.boot_id = procinfo.boot_id()
-        self.ranks = _NoRanks()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The state of a process that ended."""
-
-    alive: bool = False
-    main: str = "dead"
-    syscall: str | None = None
-    cpu_ns: int = 0
-    start_ticks: int = 0

@@ -150,7 +150,7 @@ class Router(Generic[P]):
             if t in watch or site:
                 slow(piece, size - (length_hint(rest) + 1) * SIZE)
                 continue
-            thread.last = t_exit
+            thread.last = t_exit or t
             if seq < 0:
                 if group:
                     if shape == 0:

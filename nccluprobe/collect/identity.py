@@ -86,6 +86,13 @@ class Comm:
         line.update((key, value) for key, value in optional.items() if value is not None)
         return line
 
+    def text(self) -> str:
+        """For messages."""
+        value = "hash unknown" if self.hash is None else f"hash {hex_hash(self.hash)}"
+        size = "?" if self.nranks is None else self.nranks
+        rank = "?" if self.comm_rank is None else self.comm_rank
+        return f"communicator {self.id} ({self.learnt}), {value}, rank {rank} of {size}"
+
 
 class Identity:
     """The communicators and streams of one process."""

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nccluprobe.collect.decode import records
+from nccluprobe.nccl.api import BY_ID
 from nccluprobe.record import KIND_CALL, Record
 
 SNAPSHOT_NS = 250_000_000
@@ -112,7 +113,7 @@ class InFlight:
         """A snapshot, read between these times; the drain that follows comes after it."""
         current: dict[CallKey, Record] = {}
         for rec in records(data):
-            if rec.kind == KIND_CALL and rec.t_enter and not rec.t_exit:
+            if rec.kind == KIND_CALL and rec.t_enter and not rec.t_exit and rec.api in BY_ID:
                 current[key_of(rec)] = rec
         self.cycle += 1
         self._agreed = {
@@ -148,6 +149,10 @@ class InFlight:
     def wrote(self, rec: Record) -> None:
         """Its ``enter`` line is written."""
         self.written[key_of(rec)] = rec
+
+    def is_written(self, rec: Record) -> bool:
+        """Whether the call has an ``enter`` line and no ``call`` line yet."""
+        return key_of(rec) in self.written
 
     def vanished(self) -> list[Record]:
         """Calls written as entered that are inside no more and gave no record.

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from nccluprobe.capture.source import Losses
+from nccluprobe.collect.ports import ProcState
 from nccluprobe.nccl.api import BY_ID, Api, Kind
 from nccluprobe.nccl.enums import datatype_name, op_name
 from nccluprobe.record import (
@@ -212,6 +214,39 @@ def has_root_or_peer(api: int) -> bool:
 def has_stream(api: int) -> bool:
     """Whether a line of this api names a stream."""
     return _PLANS[api].stream
+
+
+_MAINS = frozenset({"nccl", "syscall", "running", "stopped", "uninterruptible", "dead"})
+
+
+def coverage(t: int, through: int) -> Line:
+    """A ``coverage`` line, to be filled; counters of the file are set when it is written."""
+    return {"kind": "coverage", "t": t, "through": through, "captured": 0, "skipped_disk": 0}
+
+
+def losses(counts: Losses, key: tuple[int, int], queue: int) -> Line:
+    """The part of a ``coverage`` line that says what is missing."""
+    line: Line = {
+        "lost_kernel": counts.by_process.get(key, 0) + counts.unattributed,
+        "lost_queue": queue,
+        "overwritten": counts.overwritten.get(key, 0),
+        "blind": counts.blind.get(key, 0),
+    }
+    if counts.unattributed:
+        line["lost_unattributed"] = counts.unattributed
+    return line
+
+
+def state_of(state: ProcState | None, main_inside: bool) -> Line:
+    """The part of a ``coverage`` line that says how the process is."""
+    if state is None:
+        return {"alive": None, "main": "nccl" if main_inside else "unknown"}
+    main = state.main if state.main in _MAINS else "unknown"
+    line: Line = {"alive": state.alive, "main": "nccl" if main_inside else main}
+    if state.syscall is not None:
+        line["syscall"] = state.syscall
+    line["cpu"] = state.cpu_ns
+    return line
 
 
 def comm_end(comm: int, t: int, how: str) -> str:

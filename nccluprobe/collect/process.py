@@ -27,7 +27,6 @@ from nccluprobe.trace.schema import SCHEMA_VERSION
 #: Threads with a place on the hot path; beyond it they are met anew.
 _MOST_THREADS = 4096
 
-_MAINS = frozenset({"nccl", "syscall", "running", "stopped", "uninterruptible", "dead", "unknown"})
 _RANK_SOURCES = frozenset({"torchrun", "slurm", "openmpi", "pmi", "environment"})
 
 
@@ -261,7 +260,7 @@ class Traced:
     def _made(self, comms: Iterable[Comm]) -> None:
         for comm in comms:
             self._put(lines.dump(comm.line()))
-            self.around.notify("communicator", f"{self.name}: {_describe(comm)}")
+            self.around.notify("communicator", f"{self.name}: {comm.text()}")
             self._learn_from(comm)
 
     def _ended(self, rec: Record) -> None:
@@ -319,39 +318,21 @@ class Traced:
         ``through`` comes from snapshots up to ``cycle``; before this process was
         known to them, only its own first call bounds it.
         """
+        inflight = self.around.inflight
+        inside = inflight.of(self.pid, self.epoch)
         if cycle <= self.born_in_cycle:
-            through = min(through, self.first_t)
-        inside = self.around.inflight.of(self.pid, self.epoch)
+            unwritten = (r.t_enter for r in inside if not inflight.is_written(r))
+            through = min(through, self.first_t, *unwritten)
         self._last = max(
             self._last,
             max((t.last for t in self._threads.values()), default=0),
             max((r.t_enter for r in inside), default=0),
         )
-        main = state.main if state is not None else "unknown"
-        if any(r.tid == self.pid for r in inside):
-            main = "nccl"
-        lost = losses.unattributed
-        line: lines.Line = {
-            "kind": "coverage",
-            "t": now,
-            "through": max(through, self._coverage.get("through", 0)),
-            "captured": 0,
-            "lost_kernel": losses.by_process.get(self.key, 0) + lost,
-            "lost_queue": self.lost_queue,
-            "overwritten": losses.overwritten.get(self.key, 0),
-            "skipped_disk": 0,
-            "blind": losses.blind.get(self.key, 0),
-            "in_flight": len(inside),
-            "alive": state.alive if state is not None else None,
-            "main": main if main in _MAINS else "unknown",
-            "last_call_age": max(0, now - self._last) if self._last else None,
-        }
-        if lost:
-            line["lost_unattributed"] = lost
-        if state is not None and state.syscall is not None:
-            line["syscall"] = state.syscall
-        if state is not None and state.cpu_ns is not None:
-            line["cpu"] = state.cpu_ns
+        line = lines.coverage(now, max(through, self._coverage.get("through", 0)))
+        line.update(lines.losses(losses, self.key, self.lost_queue))
+        line["in_flight"] = len(inside)
+        line.update(lines.state_of(state, any(r.tid == self.pid for r in inside)))
+        line["last_call_age"] = max(0, now - self._last) if self._last else None
         self._coverage = line
         self._counted(now)
         self._put(lines.dump(line))
@@ -396,10 +377,3 @@ class Traced:
         for key in self._threads:
             self.around.router.threads.pop(key, None)
         self._threads.clear()
-
-
-def _describe(comm: Comm) -> str:
-    value = "hash unknown" if comm.hash is None else f"hash {comm.hash:016x}"
-    size = "?" if comm.nranks is None else comm.nranks
-    rank = "?" if comm.comm_rank is None else comm.comm_rank
-    return f"communicator {comm.id} ({comm.learnt}), {value}, rank {rank} of {size}"

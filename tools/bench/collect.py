@@ -193,7 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=int, default=400_000)
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--dir", type=Path, default=None, help="where to write; default: a temp dir")
+    parser.add_argument(
+        "--dir", type=Path, default=None, help="where to write; default: a temp dir"
+    )
     options = parser.parse_args(arguments)
     runs = []
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
@@ -203,7 +205,9 @@ def main(arguments: list[str] | None = None) -> int:
                 runs.append(
                     measure(mix, options.records, options.processes, per_chunk, Path(folder))
                 )
-    print(json.dumps({"bench": "collect", "python": sys.version.split()[0], "runs": runs}, indent=1))
+    print(
+        json.dumps({"bench": "collect", "python": sys.version.split()[0], "runs": runs}, indent=1)
+    )
     return 0
 
 
