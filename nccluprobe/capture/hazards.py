@@ -28,10 +28,13 @@ _CAPABILITIES = {
     40: "checkpoint_restore",
 }
 
+#: The one purpose without which nothing works.
+LOADING = "loading the BPF program"
+
 #: What is needed for what: any one of the sets will do.
 _NEEDS: tuple[tuple[str, tuple[frozenset[str], ...]], ...] = (
     (
-        "loading the BPF program",
+        LOADING,
         (frozenset({"bpf", "perfmon"}), frozenset({"sys_admin"})),
     ),
     (
@@ -191,7 +194,7 @@ def judge_capabilities(mask: int, initial_user_ns: bool = True) -> Capabilities:
     usable = have if initial_user_ns else frozenset()
     lacks = []
     for purpose, ways in _NEEDS:
-        missing = min((way - usable for way in ways), key=lambda m: (len(m), sorted(m)))
+        missing = min((way - usable for way in ways), key=len)
         if missing:
             lacks.append(Lack(purpose, tuple(sorted(missing))))
     return Capabilities(have, initial_user_ns, tuple(lacks))

@@ -22,7 +22,13 @@ _WITH_VALUE = {
     "perl": (),
 }
 #: Options after which there is no script: the program is in the command line.
-_NO_SCRIPT = {"-c", "-e", "-E", "-p", "--eval", "--print"}
+_NO_SCRIPT = {
+    "python": ("-c",),
+    "pypy": ("-c",),
+    "node": ("-e", "-p", "--eval", "--print"),
+    "ruby": ("-e",),
+    "perl": ("-e", "-E"),
+}
 
 
 class ProcessKey(NamedTuple):
@@ -182,7 +188,7 @@ def script_name(exe: str, arguments: list[str]) -> str | None:
                 return next(words, None) or None
             if word.startswith("-m") and len(word) > 2:
                 return word[2:]
-        if word in _NO_SCRIPT or word in ("-", "--"):
+        if word in _NO_SCRIPT.get(known[1], ("-c",)) or word in ("-", "--"):
             following = next(words, "") if word == "--" else ""
             return following.rpartition("/")[2] or None
         if word in takes:
