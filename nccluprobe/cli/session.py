@@ -1,0 +1,204 @@
+"""One run of ``attach``: discovery, probes and the collector put together."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccluprobe.capture import hazards
+from nccluprobe.capture.attacher import Attacher, describe, plan
+from nccluprobe.capture.bpf import Sizes
+from nccluprobe.capture.discover import Discovery, DiscoveryEvents
+from nccluprobe.capture.ebpf_source import EbpfSource
+from nccluprobe.capture.processes import ProcessMatcher, glance
+from nccluprobe.collect.collector import Collector
+from nccluprobe.collect.exits import ExitWatcher
+from nccluprobe.collect.safedir import parse_owner
+from nccluprobe.collect.writer import Limits
+from nccluprobe.errors import ExitCode, NccluprobeError
+
+#: Matching processes that ended lately: their last records are still wanted.
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """The options of ``attach``.  ``ring_bytes`` is rounded up to a power of two."""
+
+    pid_globs: tuple[str, ...]
+    pids: tuple[int, ...]
+    libs: tuple[Path, ...]
+    out: Path
+    run_id: str | None
+    owner: str | None
+    exits: bool
+    link: str
+    ring_bytes: int
+    max_bytes: int
+    debug: bool = False
+
+
+class Session:
+    """Owns everything that one ``attach`` needs; not thread-safe."""
+
+    def __init__(self, config: SessionConfig, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._say = say
+        _check_privileges()
+        self._owner = parse_owner(config.owner) if config.owner else None
+        globs = list(config.pid_globs)
+        if not globs and not config.pids:
+            globs = ["*"]  # --lib alone: whoever uses that copy
+        self._matcher = ProcessMatcher(globs, list(config.pids))
+        self._discovery = Discovery(self._matcher, [os.fspath(lib) for lib in config.libs])
+        self._source: EbpfSource | None = None
+        self._attacher: Attacher | None = None
+        self._collector: Collector | None = None
+        self._gone: OrderedDict[int, None] = OrderedDict()
+        self._using: set[int] = set()
+        self._warned: set[int] = set()
+
+    # -- starting
+
+    def start(self, exit_if_none: bool = False) -> None:
+        """Load the program, probe what is mapped now, begin to collect."""
+        first = self._first_look(exit_if_none)
+        config = self._config
+        self._source = source = self._load()
+        self._attacher = Attacher(source, self._say)
+        self._collector = Collector(
+            source,
+            config.out,
+            wanted=self._wanted,
+            watcher=ExitWatcher(),
+            run_id=config.run_id,
+            owner=self._owner,
+            limits=Limits(max_bytes=config.max_bytes),
+            notify=lambda kind, text: self._say(f"{kind} {text}"),
+        )
+        if self._discovery.fallback:
+            self._say(
+                f"mapping events are not to be had ({self._discovery.fallback}): "
+                "looking for new processes five times a second"
+            )
+        self._handle(first)
+        if self._attacher.count == 0 and self._attacher.refused is not None:
+            raise self._attacher.refused
+        if not self._discovery.processes:
+            self._say("no process matches yet: waiting")
+
+    def dry_run(self) -> None:
+        """Do all but attach: compile, load, resolve; print what would be probed."""
+        first = self._first_look(exit_if_none=False)
+        source = self._load()
+        print(f"BPF program: compiled and loaded; links: {source.link_kind}")
+        print(f"processes that match: {len(self._discovery.processes)}")
+        for found in first.new_files:
+            planned = plan(found)
+            print(f"would probe {describe(found, planned)}")
+            for function in sorted(found.image.functions.values(), key=lambda f: f.name):
+                print(f"  {function.name}: first instruction {function.insn}, {function.cost}")
+            os.close(found.file.fd)
+        if not first.new_files:
+            print("no copy of NCCL is mapped by a matching process now")
+        source.close()
+        self._discovery.close()
+
+    def _load(self) -> EbpfSource:
+        config = self._config
+        ring = 1 << (config.ring_bytes - 1).bit_length()
+        return EbpfSource(
+            Sizes(ring_bytes=ring),
+            exits=config.exits,
+            link=None if config.link == "auto" else config.link,
+            debug=config.debug,
+        )
+
+    def _first_look(self, exit_if_none: bool) -> DiscoveryEvents:
+        for pid in self._config.pids:
+            if glance(pid) is None:
+                raise NccluprobeError(
+                    f"--pid {pid}: there is no such process", ExitCode.NO_PROCESS
+                )
+        first = self._discovery.poll(budget=30.0)
+        if exit_if_none and not self._discovery.processes:
+            raise NccluprobeError(
+                f"no process matches {' '.join(self._config.pid_globs) or 'the request'}; "
+                "without --exit-if-none attach would wait for one",
+                ExitCode.NO_PROCESS,
+            )
+        return first
+
+    # -- running
+
+    def discover(self) -> None:
+        """Look for new processes and new copies of NCCL."""
+        self._handle(self._discovery.poll())
+
+    def drain(self) -> None:
+        """Bring what was captured into the files."""
+        assert self._collector is not None
+        self._collector.step()
+
+    def stop(self) -> None:
+        """Flush the files first, then remove the probes, which can take seconds."""
+        assert self._collector is not None and self._source is not None
+        self._collector.close()
+        self._discovery.close()
+        stats = self._source.stats()
+        self._say(f"traces are in {self._config.out}; removing the probes")
+        seconds = self._source.close()
+        lost = stats["lost"] + stats["thread_full"] + stats["proc_full"]
+        self._say(
+            f"done: probes removed in {seconds:.1f} s; records lost: {lost}, "
+            f"calls without identity: {stats['comm_full'] + stats['p2p_full']}"
+        )
+
+    def _handle(self, events: DiscoveryEvents) -> None:
+        assert self._attacher is not None
+        for found in events.new_files:
+            self._attacher.add(found)
+        for key, _ in events.uses:
+            if key.pid not in self._using:
+                self._using.add(key.pid)
+                seen = glance(key.pid)
+                self._say(f"process {key.pid} ({seen.comm if seen else '?'}) uses NCCL")
+        if self._config.exits:
+            self._warn_of_seccomp([key.pid for key, _ in events.uses])
+        for key in events.unreadable:
+            self._say(f"process {key.pid} matches, but its maps may not be read: it is not traced")
+        for key in events.gone:
+            self._using.discard(key.pid)
+            self._warned.discard(key.pid)
+            self._gone[key.pid] = None
+            if len(self._gone) > _REMEMBERED:
+                self._gone.popitem(last=False)
+
+    def _warn_of_seccomp(self, pids: list[int]) -> None:
+        fresh = [pid for pid in pids if pid not in self._warned]
+        if not fresh:
+            return
+        self._warned.update(fresh)
+        warning = hazards.seccomp_risk(fresh).warning
+        if warning:
+            self._say(f"warning: {warning}")
+
+    def _wanted(self, pid: int) -> bool | None:
+        seen = glance(pid)
+        if seen is None:
+            return True if pid in self._gone else None
+        return self._matcher.matches(seen)
+
+
+def _check_privileges() -> None:
+    caps = hazards.capabilities()
+    for lack in caps.lacks:
+        if lack.purpose == hazards.LOADING:
+            missing = ", ".join(f"CAP_{name.upper()}" for name in lack.missing)
+            raise NccluprobeError(
+                f"attach needs privileges for {lack.purpose}: missing {missing}; run it with sudo",
+                ExitCode.NOT_PERMITTED,
+            )
