@@ -27,6 +27,8 @@ from nccluprobe import resources
 
 REPO = Path(__file__).resolve().parent.parent
 REQUIRE = "NCCLUPROBE_REQUIRE_ROOT_TESTS"
+#: Names of checks that failed before pytest, separated by commas; set by tools/test.
+FAILED_CHECKS = "NCCLUPROBE_FAILED_CHECKS"
 FORCE_HINT = f"run `sudo ./tools/test`; {REQUIRE}=1 makes this skip a failure"
 
 # Programs that the tests start import the checkout, whatever is installed.
@@ -94,6 +96,26 @@ def pytest_make_collect_report(
         report.longrepr = f"skipped, which {REQUIRE}=1 forbids: {_skip_text(report.longrepr)}"
         report.outcome = "failed"
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Checks of tools/test that failed before pytest count as errors of the run."""
+    names = [name for name in os.environ.get(FAILED_CHECKS, "").split(",") if name]
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not names or terminal is None:
+        return
+    for name in names:
+        report = pytest.TestReport(
+            nodeid=f"tools/test: {name}",
+            location=("tools/test", None, name),
+            keywords={},
+            outcome="failed",
+            longrepr="failed before pytest: see the output above",
+            when="setup",
+        )
+        terminal.stats.setdefault("error", []).append(report)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _skip_text(longrepr: object) -> str:

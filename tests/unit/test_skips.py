@@ -24,10 +24,10 @@ def test_skips():
 def run_sample(folder: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_sample.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  root:\n  nccl:\n  slow:\n")
-    clean = {k: v for k, v in os.environ.items() if k != REQUIRE}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("NCCLUPROBE_")}
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(folder)],
+        [sys.executable, "-m", "pytest", "-rA", "-p", "conftest", "-p", "no:cacheprovider", folder],
         cwd=folder,
         env={**clean, "PYTHONPATH": path, **env},
         stdin=subprocess.DEVNULL,
@@ -49,6 +49,14 @@ def test_a_skip_fails_only_where_it_is_forbidden(
     assert done.returncode == code, done.stdout + done.stderr
     assert ("1 failed" if code else "1 skipped") in done.stdout
     assert not code or ("forbids" in done.stdout and "nothing here" in done.stdout)
+
+
+def test_a_check_that_failed_before_pytest_fails_the_run(tmp_path: Path) -> None:
+    text = "def test_passes():\n    pass\n"
+    done = run_sample(tmp_path, text, NCCLUPROBE_FAILED_CHECKS="ruff check,mypy")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 passed, 2 errors" in done.stdout.splitlines()[-1]
+    assert "ERROR tools/test: mypy" in done.stdout
 
 
 def test_a_file_that_skips_itself_is_told_too(tmp_path: Path) -> None:
