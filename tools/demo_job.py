@@ -76,6 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--iters", type=int, default=200)
     parser.add_argument("--period", type=float, default=0.05, help="pause of an iteration, seconds")
     parser.add_argument(
+        "--warmup",
+        type=float,
+        default=0.5,
+        help="seconds between mapping the library and the first call; real programs import "
+        "their framework and open their GPU in this time",
+    )
+    parser.add_argument(
         "--destroy",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -141,7 +148,9 @@ class UniqueId(ctypes.Structure):
 class Job:
     """One rank's library, communicator and stream."""
 
-    def __init__(self, lib: Path, resolve: str, rank: int, nranks: int, uid_file: Path) -> None:
+    def __init__(
+        self, lib: Path, resolve: str, warmup: float, rank: int, nranks: int, uid_file: Path
+    ) -> None:
         ptr, size, num = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self.nccl = ctypes.CDLL(
             str(lib), ctypes.RTLD_LOCAL if resolve == "handle" else ctypes.RTLD_GLOBAL
@@ -156,6 +165,7 @@ class Job:
         self.nccl.simStreamSynchronize.argtypes = [ptr]
         self.stream = self.nccl.simStreamCreate()
         self.comm = ptr()
+        time.sleep(warmup)
         uid = self._share_id(rank, uid_file)
         self.check(self.nccl.ncclCommInitRank(ctypes.byref(self.comm), nranks, uid, rank))
 
@@ -192,7 +202,7 @@ class Job:
 def run_rank(args: argparse.Namespace) -> None:
     # Never outlive the parent, also when it is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = Job(args.lib, args.resolve, args.rank, args.ranks, args.uid_file)
+    job = Job(args.lib, args.resolve, args.warmup, args.rank, args.ranks, args.uid_file)
 
     def hits(name: str, iteration: int) -> bool:
         return (

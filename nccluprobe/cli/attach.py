@@ -18,8 +18,9 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 #: The ring is drained this often: no wake-up per event, so the traced job never
 #: pays an interrupt for us (measured: 14.7 us a call with wake-ups, 1.1 without).
 DRAIN_PERIOD_S = 0.008
-#: New processes and mappings are looked for this often.
-DISCOVER_PERIOD_S = 0.05
+#: New processes and mappings are looked for this often: a program may call NCCL
+#: milliseconds after mapping it.
+DISCOVER_PERIOD_S = 0.008
 
 
 def attach(

@@ -58,7 +58,6 @@ class Session:
         self._attacher: Attacher | None = None
         self._collector: Collector | None = None
         self._gone: OrderedDict[int, None] = OrderedDict()
-        self._using: set[int] = set()
         self._warned: set[int] = set()
 
     # -- starting
@@ -120,9 +119,7 @@ class Session:
     def _first_look(self, exit_if_none: bool) -> DiscoveryEvents:
         for pid in self._config.pids:
             if glance(pid) is None:
-                raise NccluprobeError(
-                    f"--pid {pid}: there is no such process", ExitCode.NO_PROCESS
-                )
+                raise NccluprobeError(f"--pid {pid}: there is no such process", ExitCode.NO_PROCESS)
         first = self._discovery.poll(budget=30.0)
         if exit_if_none and not self._discovery.processes:
             raise NccluprobeError(
@@ -161,17 +158,11 @@ class Session:
         assert self._attacher is not None
         for found in events.new_files:
             self._attacher.add(found)
-        for key, _ in events.uses:
-            if key.pid not in self._using:
-                self._using.add(key.pid)
-                seen = glance(key.pid)
-                self._say(f"process {key.pid} ({seen.comm if seen else '?'}) uses NCCL")
         if self._config.exits:
             self._warn_of_seccomp([key.pid for key, _ in events.uses])
         for key in events.unreadable:
             self._say(f"process {key.pid} matches, but its maps may not be read: it is not traced")
         for key in events.gone:
-            self._using.discard(key.pid)
             self._warned.discard(key.pid)
             self._gone[key.pid] = None
             if len(self._gone) > _REMEMBERED:
