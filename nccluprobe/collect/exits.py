@@ -5,9 +5,10 @@ the same number.  How it ended is asked of, in this order:
 
 1. the pidfd itself (PIDFD_GET_INFO, kernels from 6.15, once the process is reaped);
 2. /proc/PID/stat, while it is an unreaped zombie;
-3. the proc connector's exit event of its first thread.  A first thread may end
-   long before the others, but then its status is 0 (pthread_exit, or another
-   thread's exec): a status of 0 is believed only when the process ended right then.
+3. the proc connector's exit events.  A first thread may end long before the
+   others, with status 0 (pthread_exit, or another thread's exec); then the others
+   tell, as a status that is not 0 is the whole process's.  When events were lost,
+   a status of 0 proves nothing.
 
 When none answers within a moment, it is "gone": the code is unknown, and nobody
 may call it a crash.
@@ -32,7 +33,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 _AT_EXIT_CODE = 60
 
 _GRACE_NS = 500_000_000  # how long a code is waited for after the end
-_SLACK_NS = 50_000_000  # between a first thread's exit event and the process's end
+_SLACK_NS = 50_000_000  # by which exit events and ends may be apart
 _MAX_EXECS = 4096
 _EXIT_BATCH = 1024
 
@@ -70,6 +71,7 @@ class _Watched:
     start: int
     fd: int | None
     event: tuple[int, int] | None = None  # wait status, time
+    lost: bool = False  # events that may have been of this process were lost
     ended_ns: int = 0  # when the end was noticed
     alive_ns: int = 0  # when it had not ended yet
 
@@ -159,9 +161,8 @@ class ExitWatcher:
         done: list[Exit] = []
         waiting: list[_Watched] = []
         for entry in self._ended:
-            result = _resolve(
-                entry, self._connector is not None and now - entry.ended_ns < _GRACE_NS
-            )
+            age = now - entry.ended_ns if self._connector is not None else _GRACE_NS
+            result = _resolve(entry, age)
             if result is None:
                 waiting.append(entry)
                 continue
@@ -215,15 +216,15 @@ class ExitWatcher:
             self._connector.close()
             self._connector = None
             return
+        if events.lost:
+            for entry in [*self._watched.values(), *self._ended]:
+                entry.lost = True
+        # Those that ended and wait for their status come last: a pid may have a new owner.
+        by_pid = {**self._watched, **{entry.pid: entry for entry in self._ended}}
         for pid, status, t_ns in events.exits:
-            # Those that ended and wait for their code come first: a pid may have a new owner.
-            for entry in self._ended:
-                if entry.pid == pid and entry.event is None:
-                    entry.event = (status, t_ns)
-                    break
-            else:
-                if pid in self._watched:
-                    self._watched[pid].event = (status, t_ns)
+            found = by_pid.get(pid)
+            if found is not None and (found.event is None or status or not found.event[0]):
+                found.event = (status, t_ns)
         for pid, t_ns in events.execs:
             watched = self._watched.get(pid)
             if watched is None:
@@ -259,23 +260,25 @@ def _has_ended(entry: _Watched) -> bool:
     return found[0] in (b"Z", b"X", b"x") and found[2] <= 1
 
 
-def _resolve(entry: _Watched, wait: bool) -> Exit | None:
-    """How it ended; None: ask again later."""
+def _resolve(entry: _Watched, age_ns: int) -> Exit | None:
+    """How it ended, that many ns after its end was noticed; None: ask again later."""
+    wait = age_ns < _GRACE_NS
     status = _pidfd_status(entry.fd) if entry.fd is not None else None
     if status is None:
         status = _zombie_status(entry)
     t_ns = entry.ended_ns
     if entry.event is not None:
         from_event, at = entry.event
-        if from_event != 0 or at >= entry.alive_ns - _SLACK_NS:
+        if status is None and (from_event or not entry.lost):
+            if from_event == 0 and age_ns < _SLACK_NS:
+                return None  # the event of another thread, not 0, may be on its way
+            status = from_event
+        if at >= entry.alive_ns - _SLACK_NS:
             t_ns = at
-            status = from_event if status is None else status
     elif wait:
         return None  # also for the true time of the end
     if status is None:
-        if wait:
-            return None
-        return Exit(entry.pid, "gone", None, None, t_ns, entry.start)
+        return None if wait else Exit(entry.pid, "gone", None, None, t_ns, entry.start)
     signal = status & 0x7F
     if signal:
         return Exit(entry.pid, "signaled", None, signal, t_ns, entry.start, bool(status & 0x80))

@@ -1,8 +1,9 @@
 """Process events from the kernel's proc connector: exits with their codes, and execs.
 
-A netlink multicast of all processes on the machine; a filter in the kernel lets
-through only exits and execs of whole processes (of first threads).  It is to be had
-in the initial pid, user and network namespaces with CAP_NET_ADMIN only.
+A netlink multicast of all threads on the machine; a filter in the kernel lets
+through only execs, exits of first threads, and those of other threads with a
+status that is not 0.  It is to be had in the initial pid, user and network
+namespaces with CAP_NET_ADMIN only.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _MAX_MESSAGES = 20_000
 class ProcEvents:
     """Events since the last drain; times are CLOCK_MONOTONIC ns.
 
-    ``exits`` are (pid, wait status, time) of first threads: the process may go
-    on without it.  ``lost``: the kernel dropped some.
+    ``exits`` are (process id, wait status, time) of threads: of first threads,
+    without which the process may go on, and of others whose status is not 0.
+    ``lost``: the kernel dropped some.
     """
 
     exits: list[tuple[int, int, int]] = field(default_factory=list)
@@ -121,12 +123,14 @@ class ProcConnector:
         )
 
     def _filter(self) -> None:
-        """Classic BPF: pass acknowledgements, and exit and exec events with pid == tgid."""
+        """Classic BPF that passes acknowledgements and what the module's text says."""
         code = [
             (0x20, 0, 0, _AT_WHAT),  # load what
-            (0x15, 6, 0, _big(_EVENT_ACK)),  # ack: pass
-            (0x15, 1, 0, _big(_EVENT_EXEC)),
-            (0x15, 0, 5, _big(_EVENT_EXIT)),  # neither: drop
+            (0x15, 8, 0, _big(_EVENT_ACK)),  # ack: pass
+            (0x15, 3, 0, _big(_EVENT_EXEC)),  # exec: is it the first thread?
+            (0x15, 0, 7, _big(_EVENT_EXIT)),  # anything but exit: drop
+            (0x20, 0, 0, _AT_PID + 8),  # load the status
+            (0x15, 0, 4, 0),  # not 0: pass
             (0x20, 0, 0, _AT_PID),
             (0x07, 0, 0, 0),  # x = pid
             (0x20, 0, 0, _AT_PID + 4),
@@ -153,10 +157,9 @@ def _parse(data: bytes, found: ProcEvents) -> None:
         return
     what, _, time_ns = _EVENT.unpack_from(data, _AT_WHAT)
     pid, tgid = struct.unpack_from("=II", data, _AT_PID)
-    if pid != tgid:
-        return
-    if what == _EVENT_EXEC:
+    if what == _EVENT_EXEC and pid == tgid:
         found.execs.append((pid, time_ns))
     elif what == _EVENT_EXIT and len(data) >= _AT_PID + 12:
         (status,) = struct.unpack_from("=I", data, _AT_PID + 8)
-        found.exits.append((pid, status, time_ns))
+        if status or pid == tgid:
+            found.exits.append((tgid, status, time_ns))

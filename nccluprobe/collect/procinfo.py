@@ -48,8 +48,8 @@ class RankInfo:
 class ProcInfo:
     """A process.  ``start_ns`` is since boot; (pid, start_ns) is unique on the host.
 
-    ``environ_read`` is false when the environment may not be read: then a
-    missing rank says nothing.
+    ``environ_read`` is false when the environment may not be read, or is empty
+    as in the middle of an exec: then a missing rank says nothing.
     """
 
     pid: int
@@ -222,11 +222,13 @@ def _number(text: str | None, limit: int) -> int | None:
 
 
 def _environ(pid: int) -> dict[str, str] | None:
-    """The allow-listed variables, None when the environment may not be read."""
+    """The allow-listed variables, None when the environment cannot be read."""
     try:
         with Path(f"/proc/{pid}/environ").open("rb") as file:
             raw = file.read(_MAX_ENVIRON)
     except OSError:
+        return None
+    if not raw:
         return None
     found: dict[str, str] = {}
     for entry in raw.split(b"\0"):

@@ -14,7 +14,7 @@ import pytest
 
 from nccluprobe.collect import exits
 from nccluprobe.collect.exits import Exit, ExitWatcher
-from nccluprobe.collect.proc_events import ProcConnector
+from nccluprobe.collect.proc_events import ProcConnector, ProcEvents
 
 pytestmark = pytest.mark.root
 
@@ -148,11 +148,7 @@ def test_first_thread_ends_before_the_process(
     began = time.monotonic()
     found = ended(watcher, [str(threads), way], reap)
     assert time.monotonic() - began > 0.35
-    if connector and not info and way != "x":
-        # Only the first thread's early event is known: say nothing rather than a wrong code.
-        assert (found.how, found.code, found.signal) == ("gone", None, None)
-    else:
-        assert (found.how, found.code, found.signal) == (how, code, signal_)
+    assert (found.how, found.code, found.signal) == (how, code, signal_)
 
 
 def test_exec_by_another_thread_is_no_end(
@@ -224,6 +220,26 @@ def test_overflow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connector.drain().lost
     assert not connector.drain().lost
     connector.close()
+
+
+def test_a_lost_event_makes_no_false_zero(
+    make: Callable[[bool, bool], ExitWatcher], threads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first thread's 0 arrives, the event of the thread that ended the process does not."""
+    watcher = make(True, False)
+    connector = watcher._connector
+    assert connector is not None
+    drain = connector.drain
+
+    def lossy() -> ProcEvents:
+        events = drain()
+        events.lost = any(status for _, status, _ in events.exits)
+        events.exits = [e for e in events.exits if e[1] == 0]
+        return events
+
+    monkeypatch.setattr(connector, "drain", lossy)
+    found = ended(watcher, [str(threads), "e"], True)
+    assert (found.how, found.code, found.signal) == ("gone", None, None)
 
 
 def test_watch_guards_against_a_reused_pid(make: Callable[[bool, bool], ExitWatcher]) -> None:

@@ -70,7 +70,8 @@ def test_read_keeps_no_secret() -> None:
     env = {**TORCH, "TORCHELASTIC_RUN_ID": "job-1", "AWS_SECRET_ACCESS_KEY": "hunter2"}
     child = subprocess.Popen(["sleep", "60"], env=env)
     try:
-        wait_for(lambda: procinfo.read(child.pid).exe == "sleep")
+        # In the middle of an exec the new environment is not there yet.
+        wait_for(lambda: (i := procinfo.read(child.pid)).exe == "sleep" and i.environ_read)
         info = procinfo.read(child.pid)
         assert info.ranks == RankInfo(3, 8, 1, "torchrun", "job-1")
         assert info.environ_read
