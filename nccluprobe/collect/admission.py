@@ -13,7 +13,7 @@ from nccluprobe.collect.decode import who_key
 from nccluprobe.collect.fast import outermost_end
 from nccluprobe.collect.ports import Procs
 from nccluprobe.nccl.api import BY_ID, Kind
-from nccluprobe.record import KIND_CALL, Record
+from nccluprobe.record import FLAG_ENTER_ONLY, KIND_CALL, Record
 
 Key = tuple[int, int]
 
@@ -27,6 +27,11 @@ _BEGINS = frozenset(
     for api in BY_ID.values()
     if api.makes_comm or api.kind in (Kind.COLLECTIVE, Kind.P2P, Kind.ONE_SIDED)
 )
+
+
+def is_inside(rec: Record) -> bool:
+    """Whether it comes from the table of calls inside, and is no record of the ring."""
+    return rec.kind == KIND_CALL and not rec.t_exit and not rec.flags & FLAG_ENTER_ONLY
 
 
 class Verdict(Enum):
@@ -71,7 +76,8 @@ class Admission:
             if key not in self._denied:
                 wanted = self._wanted(rec.pid)
                 if wanted is None:
-                    self._undecided[key] = self._undecided.get(key, 0) + 1
+                    dropped = 0 if is_inside(rec) else 1
+                    self._undecided[key] = self._undecided.get(key, 0) + dropped
                     _trim(self._undecided)
                     return Verdict.UNDECIDED, []
                 if wanted:
@@ -88,7 +94,8 @@ class Admission:
         if rec.kind == KIND_CALL and rec.api in _BEGINS:
             del self._waiting[key]
             return Verdict.OPEN, waiting.before
-        self._keep(waiting, rec)
+        if not is_inside(rec):
+            self._keep(waiting, rec)
         return Verdict.WAIT, []
 
     def undecided(self, key: Key) -> int:

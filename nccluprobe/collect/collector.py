@@ -16,7 +16,7 @@ from pathlib import Path
 import nccluprobe
 from nccluprobe.capture.source import Source
 from nccluprobe.collect import procinfo, runs
-from nccluprobe.collect.admission import Admission, Verdict
+from nccluprobe.collect.admission import Admission, Verdict, is_inside
 from nccluprobe.collect.clock import Clock as HostClock
 from nccluprobe.collect.decode import pieces, record_at, records
 from nccluprobe.collect.fast import Router
@@ -212,9 +212,10 @@ class Collector:
             self.stats.late += 1
             return None
         verdict, before = self._admission.ask(rec)
+        if is_inside(rec) and verdict is not Verdict.OPEN:
+            return None  # no record was dropped
         if verdict is Verdict.OPEN:
-            process = self._begin(rec)
-            process.lost_queue += self._admission.undecided(key)
+            process = self._begin(rec, self._admission.undecided(key))
             for earlier in before:
                 process.record(earlier)
             return process
@@ -228,7 +229,8 @@ class Collector:
 
     # -- processes
 
-    def _begin(self, rec: Record) -> Traced:
+    def _begin(self, rec: Record, missed: int) -> Traced:
+        """A file for the process; ``missed`` records of it were dropped before."""
         pid, now = rec.pid, self._now
         for other in list(self._open.values()):
             if other.pid == pid and other.ending is None:
@@ -239,6 +241,7 @@ class Collector:
             info = Vanished(pid)
         run = runs.run_id(self._run_id, info.ranks.job, self._date)
         process = Traced(self._around, pid, rec.epoch, info, run, rec.t_enter)
+        process.lost_queue = missed
         process.open_file(self._file(process, run, info), now)
         self._open[process.key] = process
         losses, state = self.source.losses(), self._state(process)

@@ -46,23 +46,33 @@ _START = next(a.id for a in BY_ID.values() if a.name == "ncclGroupStart")
 class Thread(Generic[P]):
     """A thread of a traced process, as the hot path needs it."""
 
-    __slots__ = ("add", "group", "last", "owner", "templates", "tid")
+    __slots__ = ("_once", "add", "group", "last", "owner", "templates", "tid")
 
     def __init__(self, owner: P, tid: int, add: Callable[[str], None]) -> None:
         self.owner = owner
         self.tid = tid
         self.add = add
         self.templates: dict[_Key, Templates] = {}
+        self._once: set[_Key] = set()
         #: t_exit of the last record.
         self.last = 0
         #: The line of the outermost GroupStart that is open.
         self.group: str | None = None
 
     def learn(self, rec: Record, ids: lines.Ids) -> None:
-        """Make the template for calls like this one, if they are simple enough."""
+        """Make the template for calls like this one, if they are simple enough.
+
+        Only at the second such call: a template costs as much as ten lines.
+        """
         api = BY_ID[rec.api]
         data = api.kind in _DATA and ids.comm is not None
         if rec.flags & _ODD or not (data or api.kind is Kind.GROUP):
+            return
+        key = (what_key(rec), form_key(rec), rec.comm_gen, rec.stream, rec.rc)
+        if key not in self._once:
+            if len(self._once) >= _MOST_TEMPLATES:
+                self._once.clear()
+            self._once.add(key)
             return
         if len(self.templates) >= _MOST_TEMPLATES:
             self.templates.clear()
@@ -71,7 +81,6 @@ class Thread(Generic[P]):
         shape = _PEER if lines.has_root_or_peer(rec.api) else _PLAIN
         if not data:
             shape = _group_shape(rec)
-        key = (what_key(rec), form_key(rec), rec.comm_gen, rec.stream, rec.rc)
         self.templates[key] = (
             lines.template(alone._replace(nccl_seq=UNKNOWN_SEQ), ids),
             lines.template(grouped._replace(nccl_seq=UNKNOWN_SEQ), ids),
