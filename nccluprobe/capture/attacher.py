@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nccluprobe.capture.discover import FoundFile
 from nccluprobe.capture.ebpf_source import EbpfSource
+from nccluprobe.capture.maps import FileId
 from nccluprobe.capture.source import Library
 from nccluprobe.errors import NccluprobeError
 from nccluprobe.nccl.api import API_TABLE, Kind
@@ -56,10 +57,26 @@ class Attacher:
     def __init__(self, source: EbpfSource, say: Callable[[str], None]) -> None:
         self._source = source
         self._say = say
-        #: Copies of NCCL with probes on.
-        self.count = 0
+        self._libs: dict[FileId, int] = {}
         #: The last refusal, when a file could not be probed.
         self.refused: NccluprobeError | None = None
+
+    @property
+    def count(self) -> int:
+        """Copies of NCCL with probes on."""
+        return len(self._libs)
+
+    def remove(self, file: FileId) -> None:
+        """Take the probes off a file that was overwritten: they are at wrong places now."""
+        lib = self._libs.pop(file, None)
+        if lib is None:
+            return
+        library = self._source.library(lib)
+        self._source.detach(lib)
+        self._say(
+            f"{library.path if library else 'a copy of NCCL'} was overwritten in place while "
+            "in use: probes removed; calls of running processes in it are not seen any more"
+        )
 
     def add(self, found: FoundFile) -> bool:
         """Probe a newly found file; takes over its descriptor."""
@@ -79,7 +96,7 @@ class Attacher:
             return False
         finally:
             os.close(found.file.fd)
-        self.count += 1
+        self._libs[found.file.id] = lib
         self._say(f"library {describe(found, planned)}; {attached.count} links")
         if planned.slow:
             self._say(

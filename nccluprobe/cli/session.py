@@ -156,6 +156,8 @@ class Session:
 
     def _handle(self, events: DiscoveryEvents) -> None:
         assert self._attacher is not None
+        for file in events.changed:
+            self._attacher.remove(file)
         for found in events.new_files:
             self._attacher.add(found)
         if self._config.exits:
