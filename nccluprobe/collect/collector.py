@@ -207,7 +207,8 @@ class Collector:
             ending = process.ending
             if ending is None or ending.how != "exec" or rec.t_enter <= ending.t:
                 return process
-            self._finish(process, ending, self._now)
+            # A front that did not begin another epoch: its state is that of the new program.
+            self._finish(process, ending, self._now, forget=False)
         if rec.t_enter <= self._ended.get(key, -1):
             self.stats.late += 1
             return None
@@ -248,7 +249,7 @@ class Collector:
         process.coverage(now, self._inflight.through.value, 0, losses, state)
         process.next_coverage = now + _COVERAGE_NS
         process.next_clock = now + _CLOCK_NS
-        self._notify("process", f"tracing {process.name}: {run}/{process.file.name}")
+        self._notify("process", f"{process.name}: traced into {run}/{process.file.name}")
         ticks = info.start_ticks
         if self._watcher is not None and not self._watcher.watch(pid, ticks or None):
             process.ending = Ending(now, "gone", None, None, now + _GONE_NS)
@@ -345,7 +346,7 @@ class Collector:
                 process.next_clock = now + _CLOCK_NS
                 process.clock()
 
-    def _finish(self, process: Traced, ending: Ending, now: int) -> None:
+    def _finish(self, process: Traced, ending: Ending, now: int, forget: bool = True) -> None:
         """Last lines of a process; then nothing of it is left here."""
         key = process.key
         alive = ending.how == "detached"
@@ -373,7 +374,7 @@ class Collector:
             self._ended[key] = ending.t
             if len(self._ended) > _ENDED:
                 self._ended.popitem(last=False)
-            if ending.how != "exec":
+            if forget:
                 self.source.forget(*key)
         done = process.file.detach()
         if done is not None:

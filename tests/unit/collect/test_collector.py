@@ -341,7 +341,7 @@ def test_exec_and_a_new_file(tmp_path: Path) -> None:
     assert kinds[-1] == ("process_end", "exec", None)
     assert ("state", None, "exec") in kinds
     assert [x["id"] for x in read(second) if x["kind"] == "comm"] == [0]
-    assert bench.source.forgotten == []
+    assert bench.source.forgotten == [(100, 1)]
 
 
 def test_exec_with_the_same_epoch(tmp_path: Path) -> None:
@@ -353,6 +353,7 @@ def test_exec_with_the_same_epoch(tmp_path: Path) -> None:
     bench.steps(1)
     assert [x["kind"] for x in read(bench.files()[0])][-1] == "process_end"
     assert len(bench.files()) == 2
+    assert bench.source.forgotten == []
 
 
 def test_same_pid_other_epoch_is_another_process(tmp_path: Path) -> None:
