@@ -173,7 +173,7 @@ class _Session:
             jobs=len(matcher.jobs.labels()),
             processes=len(processes),
             calls=counts.calls,
-            communicators=len(matcher.comms),
+            communicators=matcher.comms_seen,
             lost=sum(p.lost for p in processes),
             silent=[p.label() for p in processes if is_silent(p, newest, limit)],
             notes=notes,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match.disagree import Decision, Shift
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
@@ -75,6 +76,9 @@ class Communicator:
     #: Members that are not waited for: their collector is silent, or tracing ended.
     unwatched: set[int] = field(default_factory=set)
     ambiguous: bool = False
+    #: Signature and comm_seq of the newest closed slot.
+    last_sig: int | None = None
+    last_seq: int | None = None
     disagreement: Disagreement | None = None
     #: Long waits, for the delay rule to judge.
     fresh_late: list[LateSlot] = field(default_factory=list)
@@ -177,9 +181,12 @@ class Communicator:
         else:
             is_zero = None
         self._note_waits(members, sig, t_min, t_max, agreed, is_zero, table, options)
+        if agreed:
+            self.last_sig = int(sig[agreed - 1])
         if is_zero is not None:
             self.zeros += int(is_zero.sum())
         self.closed = start + agreed
+        self.last_seq = self.closed - 1 - self.zeros
         if agreed < n:
             self.disagreement = Disagreement(self.closed, self.seq(self.closed), int(t_max[agreed]))
         for e in self.endpoints.values():
@@ -198,6 +205,29 @@ class Communicator:
             if not all(table.compatible(seen[0], s) for s in seen[1:]):
                 return high, int(at)
         return high, n
+
+    def realign(self, decision: Decision) -> None:
+        """Go on after a disagreement: shifted ranks are moved to where they belong."""
+        d = self.disagreement
+        self.disagreement = None
+        if d is None:
+            return
+        for verdict in decision.verdicts:
+            for rank in verdict.ranks:
+                if verdict.shift is not None:
+                    self._shift(self.endpoints[rank], d.slot, verdict.shift)
+        # The slot itself is judged; when all differences were shifts it agrees now.
+        self.closed = d.slot + any(v.shift is None for v in decision.verdicts)
+        for e in self.endpoints.values():
+            e.drop_to(self.closed)
+
+    @staticmethod
+    def _shift(e: Endpoint, slot: int, shift: Shift) -> None:
+        at = slot - e.dropped
+        if shift.skip:
+            e.rows.insert(at, m.SIG_LOST, int(e.rows.t[at]), shift.by)
+        else:
+            e.rows.delete(at, min(shift.by, len(e.rows) - at))
 
     def _note_waits(
         self,
@@ -231,6 +261,8 @@ class Communicator:
             late = LateSlot(self, slot, slot - zeros, int(sig[at]), times)
             self.fresh_late.append(late)
             self.late.append(late)
+            for e in members:
+                e.process.waits.append(late)
             if late.last - late.first > options.missing_after:
                 self._learn(table, late)
 

@@ -87,7 +87,11 @@ class Endpoint:
         """Entry time of the oldest call on this communicator that is still inside."""
         if self.process.ended:
             return None
-        times = [c.t for c in self.process.inside.values() if c.comm == self.info.id]
+        times = [
+            c.t
+            for c in self.process.inside.values()
+            if c.comm == self.info.id or (c.group and c.group in self._in_open_end)
+        ]
         return min(times, default=None)
 
     def sig_at(self, slot: int) -> int | None:
@@ -103,7 +107,8 @@ class Endpoint:
     def idx_at(self, slot: int) -> int | None:
         """call_idx of an entered slot that is still held."""
         at = slot - self.dropped
-        return int(self.rows.idx[at]) if 0 <= at < len(self.rows) else None
+        found = int(self.rows.idx[at]) if 0 <= at < len(self.rows) else -1
+        return None if found < 0 else found
 
     # -- taking calls ------------------------------------------------------
 
@@ -216,12 +221,12 @@ class Endpoint:
             self.last_t = max(self.last_t, max(t_))
             self.last_idx = idx[-1]
 
-    def groups_failed(self, groups: list[int]) -> None:
-        """Groups that were counted while their end was in flight have failed."""
-        for group in groups:
+    def groups_closed(self, closed: dict[int, bool]) -> None:
+        """Groups whose end was in flight have ended; failed ones did not run."""
+        for group, failed in closed.items():
             for order in self._in_open_end.pop(group, ()):
                 at = int(np.searchsorted(self.rows.ord, order))
-                if at < len(self.rows) and int(self.rows.ord[at]) == order:
+                if failed and at < len(self.rows) and int(self.rows.ord[at]) == order:
                     self.rows.delete(at)
 
     # -- holes -------------------------------------------------------------

@@ -42,8 +42,8 @@ class Jobs:
             self._sets.join(source, comm_hash)
             self._first_comm[comm_hash] = min(t, self._first_comm.get(comm_hash, t))
 
-    def same(self, source: int) -> Hashable:
-        """A value that is equal for all sources of one job."""
+    def same(self, source: int | str) -> Hashable:
+        """A value that is equal for all sources and hashes of one job."""
         return self._sets.find(source)
 
     def labels(self) -> dict[Hashable, str]:

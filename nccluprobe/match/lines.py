@@ -114,6 +114,7 @@ def _comm(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) 
         parent=_opt_int(row, "parent"),
         name=_opt_text(row, "name"),
         base=_opt_int(row, "base"),
+        child=_opt_int(row, "child"),
     )
 
 
@@ -181,6 +182,7 @@ def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTab
         nranks=_opt_int(row, "nranks"),
         rank=_opt_int(row, "rank"),
         color=_opt_int(row, "color"),
+        key=_opt_int(row, "key"),
         nonblocking=bool(row.get("nonblocking", False)),
     )
 
@@ -224,6 +226,7 @@ def lifecycle_call(row: Line, state: SourceState, t: int, t_exit: int, rc: int) 
         nranks=_opt_int(row, "nranks"),
         rank=_opt_int(row, "rank"),
         color=_opt_int(row, "color"),
+        key=_opt_int(row, "key"),
         nonblocking=bool(row.get("nonblocking", False)),
     )
 

@@ -6,221 +6,36 @@ reads a file, a process or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from collections.abc import Hashable
 
 from nccluprobe.match import absence, roles
-from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
-from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
+from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.jobs import Jobs
+from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
 from nccluprobe.match.options import Options
-from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.state import State
+from nccluprobe.match.status import is_silent
+from nccluprobe.match.stuck import judge_level
 
 
-class Matcher:
-    """State of one analysis."""
+class Matcher(State):
+    """One analysis: what is known, and the judging of it."""
 
     def __init__(self, options: Options | None = None, table: SignatureTable | None = None) -> None:
-        self.options = options or Options()
-        self.table = table or SignatureTable()
-        self.processes: dict[int, Process] = {}
-        self.endpoints: dict[tuple[int, int], Endpoint] = {}
-        self.comms: dict[CommKey, Communicator] = {}
-        self.jobs = Jobs()
+        super().__init__(options, table)
         self.book = Book()
-        self.calls = 0
-        self.notes: list[m.StateNote] = []
-        self._home: dict[tuple[int, int], Communicator] = {}
-        self._of_source: dict[int, list[Endpoint]] = {}
-        self._unread: dict[int, None] = {}
-        self._touched: dict[CommKey, None] = {}
-        self._take: dict[type[Any], Callable[[Any], None]] = {
-            m.SourceOpened: self._source,
-            m.Progress: self._progress,
-            m.ProcessInfo: self._process,
-            m.ClockState: self._clock,
-            m.CommInfo: self._comm,
-            m.CommEnd: self._comm_end,
-            m.Batch: self._batch,
-            m.P2PBatch: self._p2p,
-            m.GroupEnds: self._group_ends,
-            m.Activity: self._activity,
-            m.Call: self._call,
-            m.Enter: self._enter,
-            m.Returned: self._returned,
-            m.Coverage: self._coverage,
-            m.ProcessEnd: self._process_end,
-            m.StateNote: self._note,
-        }
-
-    # -- feeding -----------------------------------------------------------
-
-    def feed(self, items: Iterable[m.Item]) -> None:
-        """Take items of one source, in file order."""
-        take = self._take
-        for item in items:
-            take[type(item)](item)
-
-    def _of(self, source: int) -> Process:
-        found = self.processes.get(source)
-        if found is None:
-            found = self.processes[source] = Process(source, f"source {source}")
-            self._unread[source] = None
-        return found
-
-    def _source(self, s: m.SourceOpened) -> None:
-        self._of(s.source).name = s.name
-
-    def _progress(self, p: m.Progress) -> None:
-        process = self._of(p.source)
-        process.read_through = max(process.read_through, p.through)
-        process.caught_up = p.caught_up
-        if p.caught_up:
-            self._unread.pop(p.source, None)
-        else:
-            self._unread[p.source] = None
-
-    def _process(self, info: m.ProcessInfo) -> None:
-        self._of(info.source).info = info
-        self.jobs.add(info.source, None, 0)
-
-    def _clock(self, c: m.ClockState) -> None:
-        self._of(c.source).bound = c.bound
-
-    def _comm(self, info: m.CommInfo) -> None:
-        process = self._of(info.source)
-        at = (info.source, info.id)
-        self.jobs.add(info.source, info.hash, info.t)
-        endpoint = self.endpoints.get(at)
-        if endpoint is None:
-            endpoint = self.endpoints[at] = Endpoint(process, info)
-            self._of_source.setdefault(info.source, []).append(endpoint)
-        else:
-            endpoint.info = info
-        if at not in self._home:
-            self._join(at, endpoint)
-
-    def _join(self, at: tuple[int, int], e: Endpoint) -> None:
-        info = e.info
-        if info.hash is None or info.comm_rank is None or info.nranks is None:
-            return
-        if not 0 <= info.comm_rank < info.nranks:
-            return
-        key = CommKey(info.hash, info.instance, info.nranks)
-        comm = self.comms.get(key)
-        if comm is None:
-            comm = self.comms[key] = Communicator(key)
-        other = comm.endpoints.get(info.comm_rank)
-        if other is not None and other is not e:
-            same = other.process.info and e.process.info
-            if same and other.process.info.key == e.process.info.key:  # type: ignore[union-attr]
-                # A second tracer of the same process: it came later and knows less.
-                return
-            comm.ambiguous = True
-        comm.endpoints[info.comm_rank] = e
-        self._home[at] = comm
-        self._touched[key] = None
-
-    def _batch(self, b: m.Batch) -> None:
-        self.calls += len(b)
-        e = self.endpoints.get((b.source, b.comm))
-        if e is None or e.info.nranks == 1:
-            return
-        e.take(b)
-        self._touch(e)
-
-    def _touch(self, e: Endpoint) -> None:
-        comm = self._home.get((e.info.source, e.info.id))
-        if comm is None or comm.ambiguous:
-            e.limit()
-        else:
-            self._touched[comm.key] = None
-
-    def _p2p(self, b: m.P2PBatch) -> None:
-        if (e := self.endpoints.get((b.source, b.comm))) is not None:
-            for key, n in b.counts.items():
-                e.p2p[key] = max(n, e.p2p.get(key, 0))
-
-    def _group_ends(self, g: m.GroupEnds) -> None:
-        failed = self._of(g.source).note_group_ends(g)
-        for e in self._of_source.get(g.source, ()):
-            if failed:
-                e.groups_failed(failed)
-            if e.queued:
-                e.drain()
-                self._touch(e)
-
-    def _activity(self, a: m.Activity) -> None:
-        self._of(a.source).note_activity(a, self.options.late_after)
-
-    def _call(self, c: m.Call) -> None:
-        self._of(c.source)
-
-    def _enter(self, e: m.Enter) -> None:
-        process = self._of(e.source)
-        process.note_enter(e)
-        if e.api == "ncclGroupEnd":
-            for endpoint in self._of_source.get(e.source, ()):
-                if endpoint.queued:
-                    endpoint.drain()
-                    self._touch(endpoint)
-        elif e.comm is not None and e.sig is not None:
-            endpoint_ = self.endpoints.get((e.source, e.comm))
-            if endpoint_ is not None and endpoint_.info.nranks != 1:
-                endpoint_.take_inside(e)
-                self._touch(endpoint_)
-
-    def _returned(self, r: m.Returned) -> None:
-        inside = self._of(r.source).inside
-        for call in r.calls:
-            inside.pop(call, None)
-
-    def _coverage(self, c: m.Coverage) -> None:
-        self._of(c.source).note_coverage(c)
-        for e in self._of_source.get(c.source, ()):
-            if e.queued and e.covered(c.through):
-                self._touch(e)
-
-    def _comm_end(self, end: m.CommEnd) -> None:
-        if (e := self.endpoints.get((end.source, end.comm))) is not None and e.end is None:
-            e.end = end
-            self._touch(e)
-
-    def _process_end(self, end: m.ProcessEnd) -> None:
-        process = self._of(end.source)
-        process.end = end
-        process.newest = max(process.newest, end.t)
-
-    def _note(self, note: m.StateNote) -> None:
-        if len(self.notes) < 1000:
-            self.notes.append(note)
-
-    # -- judging -----------------------------------------------------------
-
-    def settle(self) -> None:
-        """Close what can be closed; cheap, to be called after every round of reading."""
-        safe = self._safe_time()
-        touched, self._touched = self._touched, {}
-        for key in touched:
-            comm = self.comms.get(key)
-            if comm is None:
-                continue
-            comm.settle(self.table, self.options, safe)
-            if not comm.complete_view and any(e.entered > comm.closed for e in comm.members()):
-                self._touched[key] = None
-
-    def _safe_time(self) -> int:
-        """Before this, every trace has been read."""
-        if self._unread:
-            through = min((self.processes[s].read_through for s in self._unread), default=0)
-        else:
-            through = max((p.newest for p in self.processes.values()), default=0)
-        return through - self.options.silent_after
+        self.delays = Delays()
+        self.mismatches = Mismatches()
+        #: source -> when its absence was reported, newest last
+        self._missed: dict[int, list[int]] = {}
+        self._late: list[LateSlot] = []
+        self._nows: dict[Hashable, int] = {}
+        self._labels: dict[Hashable, str] = {}
+        self._now: int | None = None
 
     def scan(self, now: int | None = None) -> list[Finding]:
         """Judge what is open; returns the findings to write, new or changed.
@@ -228,40 +43,143 @@ class Matcher:
         ``now``: the analyzer's clock (live), or None: the newest time in any
         trace of each job (afterwards).
         """
+        self._now = now
+        self._set_clocks(now)
         self.settle()
-        nows = self._job_nows(now)
-        labels = self.jobs.labels()
-        current: list[Finding] = []
+        current = self._disagreements(final=now is None)
         waits: list[roles.Wait] = []
-        for _, comm in sorted(self.comms.items()):
-            ctx = self._context(comm, nows, labels)
-            o = absence.open_slot(comm, ctx)
-            if o is None:
-                continue
-            finding = absence.judge(comm, o, ctx)
-            waits.append(roles.Wait(comm, o, finding))
-            if finding is not None:
-                current.append(finding)
+        contexts: dict[CommKey, Context] = {}
+        for key, comm in sorted(self.comms.items()):
+            contexts[key] = ctx = self._context(comm)
+            self._watch(comm, ctx)
+            found = self._judge(comm, ctx, waits)
+            if found is not None:
+                current.append(found)
+        current += self._delays(contexts)
+        self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
+        current += self.errors.findings(self._context_of)
+        current += self.inits.findings(self._context_of)
+        current += self.mismatches.findings()
         roles.assign(waits, current)
-        newest = max(nows.values(), default=0) if now is None else now
-        return self.book.update(current, newest)
+        self._note_missed(waits)
+        newest = max(self._nows.values(), default=0) if now is None else now
+        written = self.book.update(current, newest)
+        self._clean_up(contexts)
+        return written
 
-    def _job_nows(self, now: int | None) -> dict[Hashable, int]:
-        nows: dict[Hashable, int] = {}
+    # -- parts of a scan ---------------------------------------------------
+
+    def _disagreements(self, final: bool) -> list[Finding]:
+        """Decide what is due; several disagreements may follow each other."""
+        provisional: list[Finding] = []
+        for _, comm in sorted(self.comms.items()):
+            rounds = 0
+            while comm.disagreement is not None and rounds < CONSEQUENCES:
+                rounds += 1
+                waiting = self.mismatches.judge(comm, self._context(comm), final)
+                if comm.disagreement is not None:
+                    provisional += waiting
+                    break
+                comm.settle(self.table, self.options, self.safe_time())
+        return provisional
+
+    def _judge(self, comm: Communicator, ctx: Context, waits: list[roles.Wait]) -> Finding | None:
+        o = absence.open_slot(comm, ctx)
+        if o is None:
+            return judge_level(comm, ctx)
+        finding = None
+        if not self.mismatches.explains(comm, o.slot):
+            finding = absence.judge(comm, o, ctx)
+        waits.append(roles.Wait(comm, o, finding))
+        return finding
+
+    def _delays(self, contexts: dict[CommKey, Context]) -> list[Finding]:
+        safe = self.safe_time()
+        for comm in self.comms.values():
+            self._late += comm.fresh_late
+            comm.fresh_late.clear()
+        due = [w for w in self._late if (self._now is None or w.last <= safe) and not self._idle(w)]
+        self._late = [w for w in self._late if self._now is not None and w.last > safe]
+        self.delays.judge(due, self._missed, self.options.late_after)
+        return self.delays.findings(contexts)
+
+    def _idle(self, wait: LateSlot) -> bool:
+        """Whether it is a declared wait for the root of a rooted collective."""
+        root = self.table[wait.sig].root
+        if root is None or wait.times.get(root) != wait.last:
+            return False
+        return self.options.idle_declared(wait.comm.name, wait.comm.key.hash)
+
+    def _watch(self, comm: Communicator, ctx: Context) -> None:
+        """Do not wait for members that nobody watches while the others go far ahead.
+
+        NCCL lets hosts run ahead by about a thousand calls: beyond that the
+        unwatched member must have come too.
+        """
+        opt = self.options
+        members = comm.members()
+        ahead = max((e.entered for e in members), default=0)
+        for e in members:
+            p = e.process
+            gone = p.end is not None and not p.ended
+            if ahead - e.entered <= CONSEQUENCES or e.comm_rank is None or p.ended:
+                continue
+            if gone or is_silent(p, ctx.now, opt.missing_after):
+                comm.unwatched.add(e.comm_rank)
+        for rank in list(comm.unwatched):
+            e = comm.endpoints[rank]
+            if e.entered >= comm.closed and not is_silent(e.process, ctx.now, opt.silent_after):
+                comm.unwatched.discard(rank)
+        if comm.unwatched:
+            comm.settle(self.table, opt, self.safe_time())
+
+    def _note_missed(self, waits: list[roles.Wait]) -> None:
+        for w in waits:
+            if w.finding is None:
+                continue
+            for source in w.finding.culprits:
+                times = self._missed.setdefault(source, [])
+                times.append(w.finding.detected_at)
+                del times[:-16]
+
+    def _clean_up(self, contexts: dict[CommKey, Context]) -> None:
+        """Forget communicators that have ended and about which nothing is open."""
+        if not self.all_read:
+            return
+        lasting = {e.comm.key for e in self.delays.episodes.values()}
+        lasting |= {w.comm.key for w in self._late}
+        for key, comm in list(self.comms.items()):
+            over = all(e.end is not None or e.process.ended for e in comm.endpoints.values())
+            if not over or key in lasting or comm.disagreement is not None:
+                continue
+            if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
+                continue
+            self.forget(key)
+
+    # -- clocks and labels -------------------------------------------------
+
+    def _set_clocks(self, now: int | None) -> None:
+        self._nows = {}
         for source, p in self.processes.items():
             job = self.jobs.same(source)
-            nows[job] = now if now is not None else max(nows.get(job, 0), p.newest)
-        return nows
+            self._nows[job] = now if now is not None else max(self._nows.get(job, 0), p.newest)
+        self._labels = self.jobs.labels()
 
-    def _context(
-        self, comm: Communicator, nows: dict[Hashable, int], labels: dict[Hashable, str]
-    ) -> Context:
-        job = self.jobs.same(comm.key.hash)  # type: ignore[arg-type]
-        runs = sorted({e.process.info.run_id for e in comm.endpoints.values() if e.process.info})
+    def _context(self, comm: Communicator) -> Context:
+        infos = (e.process.info for e in comm.endpoints.values())
+        runs = sorted({info.run_id for info in infos if info is not None})
+        return self._make_context(comm.key.hash, runs[0] if runs else "")
+
+    def _context_of(self, source: int) -> Context:
+        info = self.processes[source].info
+        return self._make_context(source, info.run_id if info else "")
+
+    def _make_context(self, member: int | str, run_id: str) -> Context:
+        job = self.jobs.same(member)
         return Context(
             options=self.options,
             table=self.table,
-            now=nows.get(job, 0),
-            run_id=runs[0] if runs else "",
-            job=labels.get(job),
+            now=self._nows.get(job, 0),
+            run_id=run_id,
+            job=self._labels.get(job),
         )

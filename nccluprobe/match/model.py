@@ -115,6 +115,7 @@ class CommInfo:
     parent: int | None = None
     name: str | None = None
     base: int | None = None
+    child: int | None = None
 
     @property
     def from_start(self) -> bool:
@@ -204,6 +205,7 @@ class Call:
     nranks: int | None = None
     rank: int | None = None
     color: int | None = None
+    key: int | None = None
     nonblocking: bool = False
 
 
@@ -224,6 +226,7 @@ class Enter:
     nranks: int | None = None
     rank: int | None = None
     color: int | None = None
+    key: int | None = None
     nonblocking: bool = False
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nccluprobe.match import model as m
+
+if TYPE_CHECKING:
+    from nccluprobe.match.communicator import LateSlot
 
 _KEPT_GAPS = 4096
 _KEPT_LOSSES = 1024
@@ -54,7 +58,8 @@ class Process:
     groups: OrderedDict[int, GroupEnd] = field(default_factory=OrderedDict)
     caught_up: bool = False
     read_through: int = 0
-    disk_full: bool = False
+    #: Long waits that it took part in (communicator.LateSlot).
+    waits: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=64))
     _loss_t: list[int] = field(default_factory=list)
     _loss_n: list[int] = field(default_factory=list)
 
@@ -143,19 +148,19 @@ class Process:
                 best = (start, end)
         return best
 
-    def note_group_ends(self, ends: m.GroupEnds) -> list[int]:
-        """Remember how groups ended; returns those that failed after being in flight."""
-        failed = []
+    def note_group_ends(self, ends: m.GroupEnds) -> dict[int, bool]:
+        """Remember how groups ended; those that were in flight before -> whether they failed."""
+        closed: dict[int, bool] = {}
         for group, t, rc in zip(
             ends.group.tolist(), ends.t_enter.tolist(), ends.rc.tolist(), strict=True
         ):
             before = self.groups.get(group)
-            if before is not None and before.open and m.not_run(rc):
-                failed.append(group)
+            if before is not None and before.open:
+                closed[group] = m.not_run(rc)
             self.groups[group] = GroupEnd(t, rc)
         while len(self.groups) > _KEPT_GROUPS:
             self.groups.popitem(last=False)
-        return failed
+        return closed
 
     def note_enter(self, e: m.Enter) -> None:
         """A call is still inside."""

@@ -13,6 +13,19 @@ from nccluprobe.match.absence import OpenSlot, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.finding import Finding
 
+#: Findings that explain why a rank does not come to a collective elsewhere.
+_STOPS = frozenset(
+    {
+        "collective_mismatch",
+        "skipped_or_extra_call",
+        "comm_init_missing_enter",
+        "comm_init_rank_conflict",
+        "collective_all_ranks_stuck",
+        "waiting_for_unobserved",
+        "nccl_error_exit",
+    }
+)
+
 
 @dataclass
 class Wait:
@@ -44,6 +57,7 @@ def _blockers(wait: Wait, waits: list[Wait]) -> dict[int, list[Wait]]:
 def assign(waits: list[Wait], findings: list[Finding]) -> None:
     """Set role, downstream_of and reason of the absence findings."""
     blocked = {id(w): _blockers(w, waits) for w in waits}
+    others = [f for f in findings if f.hang_type in _STOPS]
     for wait in waits:
         f = wait.finding
         if f is None:
@@ -52,7 +66,7 @@ def assign(waits: list[Wait], findings: list[Finding]) -> None:
         for status in f.details["missing_rank_status"]:
             _mark_waiting(status, wait, blockers)
         f.details["reason"] = strongest([s["reason"] for s in f.details["missing_rank_status"]])
-        _assign_one(wait, f, blockers, blocked)
+        _assign_one(wait, f, blockers, blocked, others)
     _one_cause_per_culprit(waits)
 
 
@@ -68,19 +82,39 @@ def _mark_waiting(status: dict[str, object], wait: Wait, blockers: dict[int, lis
         status["waits_in_comm_seq"] = other.comm.seq(other.slot.slot)
 
 
+def _cause_elsewhere(source: int, wait: Wait, others: list[Finding]) -> str | None:
+    """Another kind of finding that keeps this process from coming."""
+    e = next(e for e in wait.slot.absent if e.process.source == source)
+    if e.process.ended:
+        others = [f for f in others if f.hang_type == "nccl_error_exit"]
+    for f in others:
+        if f.hang_type == "nccl_error_exit":
+            # It failed after its last good call here, and did not come since.
+            if source in f.culprits and f.role == "root_cause" and f.since >= e.last_t:
+                return f.id
+        elif source in f.waiters or source in f.culprits:
+            return f.id
+    return None
+
+
 def _assign_one(
     wait: Wait,
     f: Finding,
     blockers: dict[int, list[Wait]],
     blocked: dict[int, dict[int, list[Wait]]],
+    others: list[Finding],
 ) -> None:
     reasons = {s["reason"] for s in f.details["missing_rank_status"]}
     if not f.culprits or reasons <= {"rank_not_observed", "probe_event_loss_possible"}:
         f.role = "unknown"
         return
     free = [s for s in f.culprits if s not in blockers]
-    if free:
+    causes = {s: _cause_elsewhere(s, wait, others) for s in free}
+    if free and not all(causes.values()):
         f.role = "root_cause"
+        return
+    if free:
+        f.role, f.downstream_of = "downstream", next(iter(causes.values()))
         return
     if _in_circle(wait, blocked):
         f.role = "unknown"

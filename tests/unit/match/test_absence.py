@@ -1,33 +1,43 @@
-"""Who did not come."""
+"""Who did not come, and why."""
 
 from __future__ import annotations
 
-from support.analysis import analyze_job, cover, steps
-from support.tracegen import Job, unix
+from typing import Any
+
+import pytest
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Comm, Host, Job, unix
 
 
-def _hang(
-    n: int = 4, missing: tuple[int, ...] = (3,), calls: int = 42, waited: float = 60.2
-) -> Job:
+def hang(
+    n: int = 4,
+    missing: tuple[int, ...] = (3,),
+    calls: int = 42,
+    waited: float = 60.2,
+    covered: bool = True,
+    **more: Any,
+) -> tuple[Job, list[Comm], float]:
+    """Some calls by all, then one more by all but the missing."""
     job = Job()
-    comms = job.world(n)
+    comms = job.world(n, **more)
     t = steps(comms, calls)
     for r, c in enumerate(comms):
         if r not in missing:
             c.proc.call(c, "ncclAllReduce", t)
-    cover(job.procs, t + waited)
-    return job
+    if covered:
+        cover(job.procs, t + waited)
+    return job, comms, t
 
 
 def test_the_published_example_field_by_field() -> None:
-    job = _hang()
+    job, _, t = hang()
     (f,) = analyze_job(job)
     got = f.to_json()
     assert got["hang_type"] == "collective_missing_enter"
     assert got["run_id"] == "run"
     assert got["comm_uid_hash"] == "00000000000000aa"
     assert got["comm_seq"] == 42
-    assert got["detected_at_unix_ns"] == unix(1.0 + 42 * 0.1 + 60.2)
+    assert got["detected_at_unix_ns"] == unix(t + 60.2)
     d = got["details"]
     assert d["api"] == "ncclAllReduce"
     assert d["expected_nranks"] == 4
@@ -43,9 +53,7 @@ def test_the_published_example_field_by_field() -> None:
     assert d["reason"] == "rank_alive_but_not_entered"
     assert d["confidence"] == "observed"
     assert d["trace_event_loss_possible"] is False
-    assert got["state"] == "open"
-    assert got["role"] == "root_cause"
-    assert got["severity"] == "notice"
+    assert (got["state"], got["role"], got["severity"]) == ("open", "root_cause", "notice")
 
 
 def test_healthy() -> None:
@@ -57,9 +65,302 @@ def test_healthy() -> None:
 
 
 def test_below_the_threshold_nothing_is_said() -> None:
-    assert analyze_job(_hang(waited=59.0)) == []
+    assert analyze_job(hang(waited=59.0)[0]) == []
 
 
 def test_it_becomes_an_error_at_the_phase_timeout() -> None:
-    (f,) = analyze_job(_hang(waited=301.0))
+    (f,) = analyze_job(hang(waited=301.0)[0])
     assert f.severity == "error"
+
+
+def test_two_absent_ranks_are_one_finding() -> None:
+    (f,) = analyze_job(hang(missing=(1, 3))[0])
+    assert f.details["missing_comm_ranks"] == [1, 3]
+
+
+def test_ranks_that_run_ahead_queue_behind_the_first_open_slot() -> None:
+    job, comms, t = hang(covered=False)
+    steps(comms[:3], 10, start=t + 0.1)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert (f.comm_seq, f.details["queued_behind"]) == (42, 10)
+
+
+def test_a_rank_blocked_behind_the_absent_one_is_not_blamed() -> None:
+    job, comms, t = hang(covered=False)
+    steps(comms[:2], 5, start=t + 0.1)  # rank 2 stopped at the first open slot
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ({"how": "exited", "code": 0}, "rank_exited"),
+        ({"how": "exited", "code": 1}, "rank_exit_or_crash_suspected"),
+        ({"how": "signaled", "signal": 9}, "rank_exit_or_crash_suspected"),
+        ({"how": "signaled", "signal": 15}, "rank_exit_or_crash_suspected"),
+        ({"how": "gone", "code": None}, "rank_exited"),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_absent_rank_that_ended_is_an_error_at_once(
+    end: dict[str, Any], reason: str, inside: bool
+) -> None:
+    job, comms, t = hang(covered=False)
+    p = comms[3].proc
+    if inside:
+        p.call(comms[3], "ncclCommRegister", t + 1.0, dur=1.0, rc=None)
+    p.cover(0.5, t + 2.0)
+    p.end(t + 2.0, in_flight=int(inside), **end)
+    cover(job.procs[:3], t + 10)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "collective_missing_enter"
+    assert f.details["reason"] == reason
+    assert f.details["missing_comm_ranks"] == [3]
+    assert f.details["missing_rank_status"][0]["heartbeat"] == "absent"
+    assert f.details["missing_rank_status"][0]["signal"] == end.get("signal")
+    assert (f.severity, f.role) == ("error", "root_cause")
+
+
+def test_a_rank_that_ended_inside_the_collective_had_entered() -> None:
+    job, comms, t = hang(missing=(3,), covered=False)
+    p = comms[3].proc
+    p.call(comms[3], "ncclAllReduce", t, dur=2.0, rc=None)
+    p.cover(0.5, t + 2.0)
+    p.end(t + 2.0, how="signaled", signal=9, in_flight=1)
+    steps(comms[:3], 1, start=t + 0.5)
+    cover(job.procs[:3], t + 10)
+    (f,) = analyze_job(job)
+    assert (f.comm_seq, f.details["missing_comm_ranks"]) == (43, [3])
+    assert f.details["reason"] == "rank_exit_or_crash_suspected"
+
+
+@pytest.mark.parametrize("destroy", [False, True])
+def test_ranks_that_leave_at_the_end_one_by_one(destroy: bool) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 50)
+    for r, c in enumerate(comms):
+        if destroy:
+            c.proc.comm_end(c, t + 10 * r)
+        c.proc.cover(0.5, t + 100 * r)
+        c.proc.end(t + 100 * r + 0.1)
+    assert analyze_job(job) == []
+
+
+def test_a_whole_job_that_is_stopped_in_a_step_is_no_hang() -> None:
+    job, comms, t = hang(missing=(2, 3), covered=False)
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, t + 1)
+        c.proc.end(t + 1 + 0.3 * (3 - r), how="signaled", signal=15)
+    assert analyze_job(job) == []
+
+
+def test_afterwards_the_crash_is_named_though_all_have_ended() -> None:
+    job, comms, t = hang(covered=False)
+    comms[3].proc.cover(0.5, t + 1)
+    comms[3].proc.end(t + 1, how="signaled", signal=11)
+    for c in comms[:3]:
+        c.proc.cover(0.5, t + 600)
+        c.proc.end(t + 600, how="signaled", signal=6)
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [3]
+    assert (f.details["reason"], f.severity) == ("rank_exit_or_crash_suspected", "error")
+
+
+def test_the_victims_of_a_crash_are_not_blamed() -> None:
+    """Rank 0 dies with a call queued that nobody else had come to yet."""
+    job, comms, t = hang(missing=(1, 2, 3), covered=False)
+    comms[0].proc.cover(0.5, t + 1)
+    comms[0].proc.end(t + 1, how="signaled", signal=11)
+    for c in comms[1:]:
+        c.proc.cover(0.5, t + 30)
+        c.proc.end(t + 30, how="signaled", signal=15)
+    assert analyze_job(job) == []
+
+
+@pytest.mark.parametrize("waited", [30.0, 400.0])
+def test_a_silent_collector_in_a_healthy_job_blames_nobody(waited: float) -> None:
+    """SIGSTOP or SIGKILL of one collector: its trace ends, the job goes on."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 50)
+    comms[3].proc.cover(0.5, t)
+    steps(comms[:3], int(waited), start=t, step=1.0)
+    cover(job.procs[:3], t + waited)
+    assert analyze_job(job) == []
+
+
+def test_a_silent_collector_while_the_others_wait() -> None:
+    job, comms, t = hang(covered=False)
+    comms[3].proc.cover(0.5, t + 1)
+    cover(job.procs[:3], t + 400)
+    (f,) = analyze_job(job)
+    assert f.details["reason"] == "rank_not_observed"
+    assert (f.severity, f.role, f.details["confidence"]) == ("notice", "unknown", "none")
+    (status,) = f.details["missing_rank_status"]
+    assert status["heartbeat"] == "stale"
+    assert status["probe_dropped_events"] is None
+    assert f.coverage["collector_silent_comm_ranks"] == [3]
+    assert any("collector silent" in note for note in f.coverage["notes"])
+
+
+def test_a_member_without_coverage_lines_is_never_alive() -> None:
+    job, _, t = hang(covered=False)
+    cover(job.procs[:3], t + 100)
+    (f,) = analyze_job(job)
+    assert f.details["missing_rank_status"][0]["heartbeat"] == "unavailable"
+    assert f.details["reason"] == "rank_not_observed"
+
+
+def test_lost_events_lower_the_confidence() -> None:
+    job, comms, t = hang(covered=False)
+    comms[3].proc.cover(0.5, t - 1)
+    comms[3].proc.cover(t + 1, t + 400, lost_kernel=7)
+    cover(job.procs[:3], t + 400)
+    (f,) = analyze_job(job)
+    assert f.details["reason"] == "probe_event_loss_possible"
+    assert f.details["missing_rank_status"][0]["probe_dropped_events"] == 7
+    assert f.details["trace_event_loss_possible"] is True
+    assert (f.severity, f.details["confidence"]) == ("notice", "reduced")
+
+
+def test_losses_before_the_window_do_not_count() -> None:
+    job, comms, t = hang(covered=False)
+    comms[3].proc.cover(0.5, t + 60.2, lost_kernel=7)
+    cover(job.procs[:3], t + 60.2)
+    (f,) = analyze_job(job)
+    assert f.details["missing_rank_status"][0]["probe_dropped_events"] == 0
+    assert f.details["reason"] == "rank_alive_but_not_entered"
+
+
+def test_a_lost_record_leaves_a_hole_and_no_absence() -> None:
+    job = Job()
+    comms = job.world(4)
+    steps(comms, 10)
+    comms[2].proc.call(comms[2], "ncclAllReduce", 2.0, lost=True)
+    steps([comms[0], comms[1], comms[3]], 1, start=2.0)
+    steps(comms, 10, start=3.0)
+    cover(job.procs[:2] + job.procs[3:], 100)
+    job.procs[2].cover(0.5, 100, lost_kernel=1)
+    assert analyze_job(job) == []
+
+
+def test_partial_view_of_a_healthy_job() -> None:
+    job = Job()
+    comms = job.world(8, nranks=512)
+    t = steps(comms, 100)
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
+def test_partial_view_one_observed_rank_absent() -> None:
+    job, _, _ = hang(n=8, missing=(5,), nranks=512)
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [5]
+    assert f.details["expected_nranks"] == 512
+    assert f.details["unobserved_comm_ranks"] == 504
+
+
+def test_waiting_for_unobserved() -> None:
+    job = Job()
+    comms = job.world(8, nranks=512)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.enter(c, "ncclAllReduce", t)
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "waiting_for_unobserved"
+    assert (f.severity, f.details["confidence"]) == ("notice", "reduced")
+    assert f.details["missing_comm_ranks"] == []
+    assert f.comm_seq == 5
+
+
+def test_all_inside_names_no_rank() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.enter(c, "ncclAllReduce", t)
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "collective_all_ranks_stuck"
+    assert (f.severity, f.details["confidence"], f.culprits) == ("notice", "inferred", ())
+
+
+def test_a_late_attached_communicator_without_base_is_not_judged() -> None:
+    job = Job()
+    comms = job.world(3)
+    comms.append(job.proc(3).comm("00000000000000aa", 3, 4, learnt="struct"))
+    steps(comms[:3], 90)
+    steps(comms[3:], 5)
+    cover(job.procs, 400)
+    assert analyze_job(job) == []
+
+
+def test_times_of_two_hosts_are_aligned_by_their_clock_lines() -> None:
+    job = Job()
+    a, b = Host("a"), Host("b", mono=77_000_000_000)
+    comms = [job.proc(r, a if r < 2 else b).comm("00000000000000aa", r, 4) for r in range(4)]
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert f.details["waited_s"] == 61.0
+    assert f.details["missing_rank_status"][0]["host"] == "b"
+
+
+def test_written_once_resolved_and_written_again() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    steps(comms[3:], 1, start=t + 70)
+    steps(comms[:3], 1, start=t + 80)
+    cover(job.procs, t + 150)
+    run = Run(job)
+    written: list[tuple[str, str, int | None]] = []
+    for at in range(0, int(t) + 151):
+        run.until(at)
+        written += [(f.hang_type, f.state, f.comm_seq) for f in run.scan(unix(at))]
+    assert written == [
+        ("collective_missing_enter", "open", 5),
+        ("collective_missing_enter", "resolved", 5),
+        ("collective_missing_enter", "open", 6),
+    ]
+
+
+def test_a_declared_idle_wait_is_no_finding() -> None:
+    def job(root_absent: int) -> Job:
+        made = Job()
+        comms = made.world(4)
+        t = steps(comms, 5)
+        for r, c in enumerate(comms):
+            if r != root_absent:
+                c.proc.call(c, "ncclBroadcast", t, root=0)
+        cover(made.procs, t + 400)
+        return made
+
+    assert analyze_job(job(0), idle_ok=("*aa",)) == []
+    assert len(analyze_job(job(0))) == 1
+    assert len(analyze_job(job(0), idle_ok=("bb*",))) == 1
+    assert len(analyze_job(job(1), idle_ok=("*aa",))) == 1
+
+
+def test_idle_is_learned_from_three_long_waits() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = 1.0
+    for _ in range(3):
+        for c in comms[1:]:
+            c.proc.call(c, "ncclBroadcast", t, root=0)
+        comms[0].proc.call(comms[0], "ncclBroadcast", t + 100, root=0)
+        t += 100.5
+    for c in comms[1:]:
+        c.proc.call(c, "ncclBroadcast", t, root=0)
+    cover(job.procs, t + 1000)
+    (f,) = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
+    assert (f.severity, f.role) == ("notice", "unknown")
+    assert "not decidable" in f.details["note"]

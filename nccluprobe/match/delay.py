@@ -1,0 +1,211 @@
+"""Ranks that came late, by episode.
+
+A rank is late when it came last by more than the threshold *and* was silent on
+all its communicators that long by its own clock.  A rank that could not come
+because it waited itself for a late one is not late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.process import Process
+from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+
+
+@dataclass
+class Episode:
+    """A rank that is late in slot after slot."""
+
+    comm: Communicator
+    rank: int
+    first: LateSlot
+    last_slot: int
+    worst: int
+    bound: int
+    in_time: list[int]
+    slots: int = 1
+    closed: bool = False
+    finding: Finding | None = None
+
+
+@dataclass
+class Delays:
+    """All episodes that last, and the long waits still to be judged."""
+
+    episodes: dict[tuple[CommKey, int], Episode] = field(default_factory=dict)
+
+    def judge(self, waits: list[LateSlot], missed: dict[int, list[int]], late_after: int) -> None:
+        """Judge long waits, oldest first.
+
+        ``missed``: source -> times at which its absence was reported: a wait
+        that was an absence finding is not a delay finding as well.
+        """
+        for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
+            found = late_ranks(wait, late_after)
+            if found is None:
+                continue
+            in_time, late = found
+            for rank in late:
+                self._judge_rank(wait, rank, in_time, missed, late_after)
+
+    def _judge_rank(
+        self,
+        wait: LateSlot,
+        rank: int,
+        in_time: list[int],
+        missed: dict[int, list[int]],
+        late_after: int,
+    ) -> None:
+        comm = wait.comm
+        e = comm.endpoints.get(rank)
+        last = max(in_time, key=lambda r: wait.times[r])
+        other = comm.endpoints.get(last)
+        if e is None or other is None:
+            return
+        t = wait.times[rank]
+        spread = t - wait.times[last]
+        bound = clock_bound(e.process, other.process)
+        if bound is None or 2 * bound > spread:
+            return
+        silence = e.process.silence_before(t, t - spread)
+        if silence is None or silence[1] - silence[0] <= late_after:
+            return
+        if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.source, ())):
+            return
+        if waited_itself(e, wait, silence):
+            return
+        self._note(wait, rank, in_time, spread, bound)
+
+    def _note(self, wait: LateSlot, rank: int, in_time: list[int], spread: int, bound: int) -> None:
+        key = (wait.comm.key, rank)
+        episode = self.episodes.get(key)
+        if episode is not None and not episode.closed:
+            between = _in_time_between(wait.comm, episode.last_slot, wait.slot)
+            if not between:
+                episode.slots += 1
+                episode.last_slot = wait.slot
+                episode.worst = max(episode.worst, spread)
+                return
+            episode.closed = True
+        if episode is not None:
+            # A new episode of the same rank: the old one is handed out once more.
+            self.episodes[wait.comm.key, -1 - len(self.episodes)] = episode
+        self.episodes[key] = Episode(wait.comm, rank, wait, wait.slot, spread, bound, in_time)
+
+    def findings(self, ctx_of: dict[CommKey, Context]) -> list[Finding]:
+        """Findings of all episodes; those that have ended come as resolved, once."""
+        found = []
+        for key, e in list(self.episodes.items()):
+            ctx = ctx_of.get(e.comm.key)
+            if ctx is None:
+                continue
+            if e.comm.in_time > e.last_slot:
+                e.closed = True
+            f = _finding(e, ctx)
+            if e.closed:
+                f = f.resolved(ctx.now)
+                del self.episodes[key]
+            found.append(f)
+        return found
+
+
+def _in_time_between(comm: Communicator, before: int, after: int) -> bool:
+    """Whether a slot between two late ones was entered in time by all."""
+    late = {w.slot for w in comm.late}
+    return any(slot not in late for slot in range(before + 1, min(after, before + 300)))
+
+
+def late_ranks(wait: LateSlot, late_after: int) -> tuple[list[int], list[int]] | None:
+    """(ranks in time, late ranks), split at the largest gap; None when no one is late."""
+    order = sorted(wait.times, key=lambda r: (wait.times[r], r))
+    gaps = [wait.times[b] - wait.times[a] for a, b in pairwise(order)]
+    largest = max(gaps)
+    if largest <= late_after:
+        return None
+    at = gaps.index(largest) + 1
+    in_time, late = order[:at], order[at:]
+    # One rank far ahead of all others is not the others' fault.
+    if len(late) * 2 > len(order):
+        return None
+    return in_time, late
+
+
+def clock_bound(a: Process, b: Process) -> int | None:
+    """How far the clocks of two processes may be apart; None: not known."""
+    if a.boot_id == b.boot_id:
+        return 0
+    if a.bound is None or b.bound is None:
+        return None
+    return a.bound + b.bound
+
+
+def waited_itself(e: Endpoint, wait: LateSlot, silence: tuple[int, int]) -> bool:
+    """Whether its silence was a wait for somebody who was late elsewhere."""
+    for other in e.process.waits:
+        if other is wait or other.times.get(_rank_in(other, e), other.last) > silence[0]:
+            continue
+        if silence[0] < other.last <= silence[1]:
+            return True
+    return False
+
+
+def _rank_in(wait: LateSlot, e: Endpoint) -> int:
+    return next((r for r, x in wait.comm.endpoints.items() if x.process is e.process), -1)
+
+
+def _finding(e: Episode, ctx: Context) -> Finding:
+    limit = ctx.options.silent_after
+    comm, wait = e.comm, e.first
+    endpoint = comm.endpoints[e.rank]
+    signature = ctx.table[wait.sig]
+    status = rank_status(comm, e.rank, endpoint, ctx.now, limit, "rank_late")
+    details: dict[str, Any] = {
+        "api": signature.api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": sorted(e.in_time),
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(wait.times[e.rank] - wait.first),
+        "reason": "rank_late",
+        "confidence": "observed" if endpoint.base == "exact" else "reduced",
+        "trace_event_loss_possible": bool(endpoint.process.lost),
+        "late_comm_ranks": [e.rank],
+        "late_rank_status": [status],
+        "spread_s": seconds(wait.times[e.rank] - max(wait.times[r] for r in e.in_time)),
+        "worst_spread_s": seconds(e.worst),
+        "clock_bound_s": seconds(e.bound),
+        "late_slots": e.slots,
+        "signature": signature.text(),
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": wait.first,
+        "summary": (
+            f"Rank {e.rank} ({endpoint.process.label()}) came "
+            f"{seconds(e.worst):.1f} s late to {signature.api} #{wait.seq} of communicator "
+            f"{comm.label}; rank{'s' if len(e.in_time) > 1 else ''} "
+            f"{ranks_text(sorted(e.in_time))} waited."
+        ),
+    }
+    return Finding(
+        key=("delay", *comm.key, e.rank, wait.slot),
+        hang_type="delayed_collective_enter",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=wait.seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, limit),
+        since=wait.first,
+        culprits=(endpoint.process.source,),
+        waiters=tuple(comm.endpoints[r].process.source for r in e.in_time),
+    )

@@ -1,0 +1,216 @@
+"""Findings of disagreements: provisional at once, then decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nccluprobe.match import model as m
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.signature import Signature, difference
+from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+
+#: NCCL lets a host run ahead by about a thousand calls: so many slots after a
+#: disagreement, waiting is a consequence of it.
+CONSEQUENCES = 1100
+_KEPT = 1000
+
+
+@dataclass
+class Fault:
+    """A decided disagreement: a fact that stays."""
+
+    comm: Communicator
+    slot: int
+    finding: Finding
+    members: frozenset[int]  # sources
+    repeated: int = 0
+
+
+class Mismatches:
+    """All disagreements of an analysis."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self._known: dict[tuple[Any, ...], Fault] = {}
+
+    def judge(self, comm: Communicator, ctx: Context, final: bool) -> list[Finding]:
+        """Decide the communicator's disagreement if it is time; else a provisional finding."""
+        d = comm.disagreement
+        if d is None:
+            return []
+        streams = _streams(comm, d.slot, ctx.options.decide_calls + MAX_SHIFT + 1)
+        decision = decide(streams, ctx.table, ctx.options.decide_calls)
+        due = (
+            final
+            or ctx.now - d.since >= ctx.options.decide_after
+            or min(e.entered for e in comm.members()) > d.slot + ctx.options.decide_calls
+        )
+        findings = [
+            _finding(comm, ctx, decision, v, n, provisional=not due)
+            for n, v in enumerate(decision.verdicts)
+        ]
+        if not due:
+            return findings[:1]
+        for v, f in zip(decision.verdicts, findings, strict=True):
+            self._remember(comm, d.slot, v, f)
+        comm.realign(decision)
+        return []
+
+    def _remember(self, comm: Communicator, slot: int, v: Verdict, f: Finding) -> None:
+        key = (comm.key, v.ranks, v.shift, f.hang_type)
+        known = self._known.get(key)
+        if known is not None:
+            known.repeated += 1
+            known.slot = slot
+            known.finding.details["repeated"] = known.repeated
+            return
+        members = frozenset(e.process.source for e in comm.endpoints.values())
+        fault = self._known[key] = Fault(comm, slot, f, members)
+        if len(self.faults) < _KEPT:
+            self.faults.append(fault)
+
+    def findings(self) -> list[Finding]:
+        """Decided disagreements."""
+        return [fault.finding for fault in self.faults]
+
+    def explains(self, comm: Communicator, slot: int) -> bool:
+        """Whether waiting in this slot follows from a disagreement before it."""
+        return any(f.comm is comm and f.slot <= slot <= f.slot + CONSEQUENCES for f in self.faults)
+
+
+def _streams(comm: Communicator, slot: int, n: int) -> dict[int, list[int]]:
+    streams = {}
+    for e in comm.members():
+        at = slot - e.dropped
+        if e.comm_rank is not None and 0 <= at < len(e.rows):
+            streams[e.comm_rank] = e.rows.sig[at : at + n].tolist()
+    return streams
+
+
+def _finding(
+    comm: Communicator,
+    ctx: Context,
+    decision: Decision,
+    verdict: Verdict,
+    number: int,
+    provisional: bool,
+) -> Finding:
+    d = comm.disagreement
+    assert d is not None
+    limit = ctx.options.silent_after
+    by_rank = {e.comm_rank: e for e in comm.members()}
+    present = [r for ranks in decision.groups.values() for r in ranks]
+    entries = [t for r in present if (t := by_rank[r].t_at(d.slot)) is not None]
+    model = ctx.table[next(iter(decision.groups))]
+    own = ctx.table[by_rank[verdict.ranks[0]].sig_at(d.slot) or m.SIG_LOST]
+    exact = all(e.base == "exact" and not e.lost for e in comm.members())
+    shift = verdict.shift
+    named = decision.named
+    parts = difference(model, own)
+    reason = "arguments_differ"
+    if shift is not None:
+        reason = "call_skipped" if shift.skip else "call_extra"
+    details: dict[str, Any] = {
+        "api": model.api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": sorted(present),
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(max(0, ctx.now - min(entries))),
+        "reason": reason,
+        "confidence": "observed" if exact else "reduced",
+        "trace_event_loss_possible": any(e.lost for e in comm.members()),
+        "provisional": provisional,
+        "differs_in": parts,
+        "majority_comm_ranks": sorted(decision.reference) if named else [],
+        "minority_comm_ranks": list(verdict.ranks) if named else [],
+        "minority_rank_status": [
+            rank_status(comm, r, by_rank[r], ctx.now, limit, reason)
+            for r in (verdict.ranks if named else ())
+        ],
+        "calls": [
+            {
+                "signature": ctx.table[sig].text(),
+                "comm_ranks": sorted(ranks),
+                "call_idx": {str(r): by_rank[r].idx_at(d.slot) for r in ranks},
+            }
+            for sig, ranks in decision.groups.items()
+        ],
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": min(entries),
+        "several_shifts_fit": verdict.several_fit,
+    }
+    if shift is not None:
+        wrong = model if shift.skip else own
+        details["call"] = wrong.text()
+        details["shifted_by"] = shift.by if not shift.skip else -shift.by
+    if (note := _explanation(model, own)) is not None:
+        details["explanation"] = note
+    details["summary"] = _summary(comm, details, model, own, verdict, decision)
+    blamed = tuple(by_rank[r].process.source for r in verdict.ranks) if named else ()
+    return Finding(
+        key=("disagreement", *comm.key, d.slot, number),
+        hang_type="collective_mismatch" if shift is None else "skipped_or_extra_call",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=d.seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if exact and not provisional else "notice",
+        role="unknown" if provisional else "root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, limit),
+        since=min(entries),
+        culprits=blamed,
+        waiters=tuple(_sources(comm.members())),
+    )
+
+
+def _sources(endpoints: list[Endpoint]) -> list[int]:
+    return [e.process.source for e in endpoints]
+
+
+def _explanation(model: Signature, own: Signature) -> str | None:
+    if 0 in (model.count, own.count) and model.count != own.count:
+        return "one side passed count 0: NCCL discards such a call, so it takes no part"
+    if model.api == own.api and model.datatype != own.datatype:
+        from nccluprobe.nccl.enums import DATATYPE_BYTES
+
+        sizes = [(s.count or 0) * DATATYPE_BYTES.get(s.datatype or "", 0) for s in (model, own)]
+        if sizes[0] == sizes[1] != 0:
+            return "same bytes, other type"
+    return None
+
+
+def _summary(
+    comm: Communicator,
+    details: dict[str, Any],
+    model: Signature,
+    own: Signature,
+    verdict: Verdict,
+    decision: Decision,
+) -> str:
+    d = comm.disagreement
+    where = f"#{d.seq if d else ''} of communicator {comm.label}"
+    ranks = ranks_text(list(verdict.ranks))
+    rank = ("Rank " if len(verdict.ranks) == 1 else "Ranks ") + ranks
+    others = "ranks " + ranks_text(sorted(decision.reference))
+    shift = verdict.shift
+    if shift is not None and decision.named:
+        did = "left out" if shift.skip else "made an extra"
+        more = f" ({shift.by} calls)" if shift.by > 1 else ""
+        return f"{rank} {did} {details['call']}{more} at {where}; {others} did not."
+    if decision.named:
+        return f"{rank} called {own.text()} where {others} called {model.text()}, at {where}."
+    sides = " and ".join(
+        f"rank{'s' if len(call['comm_ranks']) > 1 else ''} "
+        f"{ranks_text(call['comm_ranks'])} called {call['signature']}"
+        for call in details["calls"]
+    )
+    return f"At {where}, {sides}; no side is in the majority."

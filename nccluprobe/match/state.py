@@ -1,0 +1,258 @@
+"""What has been fed: processes, communicators and their open slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from nccluprobe.match import model as m
+from nccluprobe.match.children import Children
+from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.errors import Errors
+from nccluprobe.match.inits import Inits
+from nccluprobe.match.jobs import Jobs
+from nccluprobe.match.options import Options
+from nccluprobe.match.process import Process
+from nccluprobe.match.signature import SignatureTable
+
+
+class State:
+    """Everything the matcher knows; ``feed`` keeps it up to date."""
+
+    def __init__(self, options: Options | None = None, table: SignatureTable | None = None) -> None:
+        self.options = options or Options()
+        self.table = table or SignatureTable()
+        self.processes: dict[int, Process] = {}
+        self.endpoints: dict[tuple[int, int], Endpoint] = {}
+        self.comms: dict[CommKey, Communicator] = {}
+        self.jobs = Jobs()
+        self.inits = Inits()
+        self.errors = Errors()
+        self.children = Children()
+        self.calls = 0
+        self.comms_seen = 0
+        self.notes: list[m.StateNote] = []
+        self._home: dict[tuple[int, int], Communicator] = {}
+        self.of_source: dict[int, list[Endpoint]] = {}
+        self._unread: dict[int, None] = {}
+        self._touched: dict[CommKey, None] = {}
+        self._take: dict[type[Any], Callable[[Any], None]] = {
+            m.SourceOpened: self._source,
+            m.Progress: self._progress,
+            m.ProcessInfo: self._process,
+            m.ClockState: self._clock,
+            m.CommInfo: self._comm,
+            m.CommEnd: self._comm_end,
+            m.Batch: self._batch,
+            m.P2PBatch: self._p2p,
+            m.GroupEnds: self._group_ends,
+            m.Activity: self._activity,
+            m.Call: self._call,
+            m.Enter: self._enter,
+            m.Returned: self._returned,
+            m.Coverage: self._coverage,
+            m.ProcessEnd: self._process_end,
+            m.StateNote: self._note,
+        }
+
+    # -- feeding -----------------------------------------------------------
+
+    def feed(self, items: Iterable[m.Item]) -> None:
+        """Take items of one source, in file order."""
+        take = self._take
+        for item in items:
+            take[type(item)](item)
+
+    def _of(self, source: int) -> Process:
+        found = self.processes.get(source)
+        if found is None:
+            found = self.processes[source] = Process(source, f"source {source}")
+            self._unread[source] = None
+        return found
+
+    def _source(self, s: m.SourceOpened) -> None:
+        self._of(s.source).name = s.name
+
+    def _progress(self, p: m.Progress) -> None:
+        process = self._of(p.source)
+        process.read_through = max(process.read_through, p.through)
+        process.caught_up = p.caught_up
+        if p.caught_up:
+            self._unread.pop(p.source, None)
+        else:
+            self._unread[p.source] = None
+
+    def _process(self, info: m.ProcessInfo) -> None:
+        self._of(info.source).info = info
+        self.jobs.add(info.source, None, 0)
+
+    def _clock(self, c: m.ClockState) -> None:
+        self._of(c.source).bound = c.bound
+
+    def _comm(self, info: m.CommInfo) -> None:
+        process = self._of(info.source)
+        at = (info.source, info.id)
+        self.jobs.add(info.source, info.hash, info.t)
+        endpoint = self.endpoints.get(at)
+        if endpoint is None:
+            endpoint = self.endpoints[at] = Endpoint(process, info)
+            self.of_source.setdefault(info.source, []).append(endpoint)
+        else:
+            known = endpoint.info
+            if info.comm_rank is None and known.comm_rank is not None:
+                info = replace(info, comm_rank=known.comm_rank, nranks=known.nranks)
+            endpoint.info = info
+        if at not in self._home:
+            self._join(at, endpoint)
+
+    def _join(self, at: tuple[int, int], e: Endpoint) -> None:
+        info = e.info
+        if info.hash is None or info.comm_rank is None or info.nranks is None:
+            self.children.wait(at, e)
+            return
+        if not 0 <= info.comm_rank < info.nranks:
+            return
+        key = CommKey(info.hash, info.instance, info.nranks)
+        comm = self.comms.get(key)
+        if comm is None:
+            comm = self.comms[key] = Communicator(key)
+            self.comms_seen += 1
+        other = comm.endpoints.get(info.comm_rank)
+        if other is not None and other is not e:
+            same = other.process.info and e.process.info
+            if same and other.process.info.key == e.process.info.key:  # type: ignore[union-attr]
+                # A second tracer of the same process: it came later and knows less.
+                return
+            comm.ambiguous = True
+        comm.endpoints[info.comm_rank] = e
+        self._home[at] = comm
+        self.children.changed = True
+        self._touched[key] = None
+
+    def _batch(self, b: m.Batch) -> None:
+        self.calls += len(b)
+        e = self.endpoints.get((b.source, b.comm))
+        if e is None or e.info.nranks == 1:
+            return
+        e.take(b)
+        self._touch(e)
+
+    def _touch(self, e: Endpoint) -> None:
+        comm = self._home.get((e.info.source, e.info.id))
+        if comm is None or comm.ambiguous:
+            e.limit()
+        else:
+            self._touched[comm.key] = None
+
+    def _p2p(self, b: m.P2PBatch) -> None:
+        if (e := self.endpoints.get((b.source, b.comm))) is not None:
+            for key, n in b.counts.items():
+                e.p2p[key] = max(n, e.p2p.get(key, 0))
+
+    def _group_ends(self, g: m.GroupEnds) -> None:
+        closed = self._of(g.source).note_group_ends(g)
+        for e in self.of_source.get(g.source, ()):
+            if closed:
+                e.groups_closed(closed)
+            if e.queued:
+                e.drain()
+                self._touch(e)
+
+    def _activity(self, a: m.Activity) -> None:
+        self._of(a.source).note_activity(a, self.options.late_after)
+
+    def _call(self, c: m.Call) -> None:
+        process = self._of(c.source)
+        self._lifecycle(c, process)
+        if m.not_run(c.rc):
+            self.errors.note(c)
+
+    def _lifecycle(self, call: m.Call | m.Enter, process: Process) -> None:
+        if call.uid_hash is not None:
+            self.inits.note(call, process)
+            self.jobs.add(call.source, call.uid_hash, call.t)
+        elif call.api == "ncclCommSplit":
+            self.children.note_split(call)
+
+    def _enter(self, e: m.Enter) -> None:
+        process = self._of(e.source)
+        process.note_enter(e)
+        self._lifecycle(e, process)
+        if e.api == "ncclGroupEnd":
+            for endpoint in self.of_source.get(e.source, ()):
+                if endpoint.queued:
+                    endpoint.drain()
+                    self._touch(endpoint)
+        elif e.comm is not None and e.sig is not None:
+            endpoint_ = self.endpoints.get((e.source, e.comm))
+            if endpoint_ is not None and endpoint_.info.nranks != 1:
+                endpoint_.take_inside(e)
+                self._touch(endpoint_)
+
+    def _returned(self, r: m.Returned) -> None:
+        inside = self._of(r.source).inside
+        for call in r.calls:
+            inside.pop(call, None)
+
+    def _coverage(self, c: m.Coverage) -> None:
+        self._of(c.source).note_coverage(c)
+        for e in self.of_source.get(c.source, ()):
+            if e.queued and e.covered(c.through):
+                self._touch(e)
+
+    def _comm_end(self, end: m.CommEnd) -> None:
+        if (e := self.endpoints.get((end.source, end.comm))) is not None and e.end is None:
+            e.end = end
+            self._touch(e)
+
+    def _process_end(self, end: m.ProcessEnd) -> None:
+        process = self._of(end.source)
+        process.end = end
+        process.newest = max(process.newest, end.t)
+
+    def _note(self, note: m.StateNote) -> None:
+        if len(self.notes) < 1000:
+            self.notes.append(note)
+
+    def settle(self) -> None:
+        """Close what can be closed; cheap, to be called after every round of reading."""
+        self.children.resolve(self._home.get, self._join)
+        safe = self.safe_time()
+        touched, self._touched = self._touched, {}
+        for key in touched:
+            comm = self.comms.get(key)
+            if comm is None:
+                continue
+            comm.settle(self.table, self.options, safe)
+            if not comm.complete_view and any(e.entered > comm.closed for e in comm.members()):
+                self._touched[key] = None
+
+    def touch_all(self) -> None:
+        """Look at every communicator in the next ``settle``."""
+        self._touched.update(dict.fromkeys(self.comms))
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every source that is known has been read as far as it goes."""
+        return not self._unread
+
+    def safe_time(self) -> int:
+        """Before this, every trace has been read."""
+        if self._unread:
+            through = min((self.processes[s].read_through for s in self._unread), default=0)
+        else:
+            through = max((p.newest for p in self.processes.values()), default=0)
+        return through - self.options.silent_after
+
+    def forget(self, key: CommKey) -> None:
+        """Drop a communicator that has ended."""
+        comm = self.comms.pop(key)
+        for e in comm.endpoints.values():
+            at = (e.info.source, e.info.id)
+            self.endpoints.pop(at, None)
+            self._home.pop(at, None)
+            others = self.of_source.get(e.info.source)
+            if others is not None and e in others:
+                others.remove(e)

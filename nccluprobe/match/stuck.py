@@ -1,0 +1,96 @@
+"""Communicators whose observed members are level and do not go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccluprobe.match.absence import Context, waiting_until
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.status import coverage_of, ranks_text
+
+
+def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
+    """A finding when members have been inside the same slot for long, and none is behind.
+
+    A collective that all have entered, and whose calls have returned, may be
+    complete or not: the API does not tell, and nothing is said.
+    """
+    members = comm.members()
+    if comm.ambiguous or not members or comm.disagreement is not None:
+        return None
+    level = {e.entered for e in members}
+    if len(level) != 1 or 0 in level:
+        return None
+    inside = {e: t for e in members if (t := e.inside()) is not None}
+    if not inside:
+        return None
+    waited = {e: waiting_until(e, ctx) - t for e, t in inside.items()}
+    newest = max(e.last_t for e in members)
+    if ctx.now - newest < ctx.options.missing_after:
+        return None
+    if comm.complete_view:
+        if len(inside) < len(members) or min(waited.values()) < ctx.options.missing_after:
+            return None
+        return _finding(comm, ctx, members, max(waited.values()), unobserved=False)
+    if max(waited.values()) < ctx.options.missing_after:
+        return None
+    return _finding(comm, ctx, members, max(waited.values()), unobserved=True)
+
+
+def _finding(
+    comm: Communicator, ctx: Context, members: list[Endpoint], waited: int, unobserved: bool
+) -> Finding:
+    slot = members[0].entered - 1
+    seq = comm.last_seq
+    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
+    ranks = [e.comm_rank for e in members if e.comm_rank is not None]
+    others = comm.unobserved()
+    api = signature.api if signature else None
+    if unobserved:
+        hang_type, reason = "waiting_for_unobserved", "rank_not_observed"
+        summary = (
+            f"All {len(ranks)} observed members of communicator {comm.label} wait in {api} "
+            f"#{seq} for {seconds(waited):.1f} s; {len(others)} of {comm.key.nranks} ranks "
+            f"are not observed."
+        )
+    else:
+        hang_type, reason = "collective_all_ranks_stuck", "all_inside"
+        summary = (
+            f"All {len(ranks)} members of communicator {comm.label} are inside {api} #{seq} "
+            f"for {seconds(waited):.1f} s: nobody is missing; the device or the network is not "
+            f"going on."
+        )
+    details: dict[str, Any] = {
+        "api": api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": ranks,
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": reason,
+        "confidence": "reduced" if unobserved else "inferred",
+        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+        "signature": signature.text() if signature else None,
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "unobserved_comm_ranks": len(others),
+        "not_observed_ranks": ranks_text(others),
+        "summary": summary,
+    }
+    return Finding(
+        key=("level", *comm.key, slot, unobserved),
+        hang_type=hang_type,
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="notice",
+        role="unknown",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=max(e.last_t for e in members),
+        waiters=tuple(e.process.source for e in members),
+    )

@@ -1,0 +1,136 @@
+"""Ranks that came late."""
+
+from __future__ import annotations
+
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Comm, Host, Job, unix
+
+
+def late(delay: float, ranks: tuple[int, ...] = (3,), n: int = 4) -> tuple[Job, list[Comm], float]:
+    job = Job()
+    comms = job.world(n)
+    t = steps(comms, 10)
+    for r, c in enumerate(comms):
+        c.proc.call(c, "ncclAllReduce", t + (delay if r in ranks else 0))
+    return job, comms, t + delay
+
+
+def test_an_episode_is_one_finding_and_resolved_when_in_time_again() -> None:
+    job, comms, t = late(40)
+    t = steps(comms, 10, start=t + 1)
+    cover(job.procs, t + 10)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.state, f.severity) == ("delayed_collective_enter", "resolved", "notice")
+    assert f.comm_seq == 10
+    assert f.details["late_comm_ranks"] == [3]
+    assert f.details["entered_comm_ranks"] == [0, 1, 2]
+    assert f.details["spread_s"] == 40.0
+
+
+def test_it_is_open_while_it_lasts() -> None:
+    job, _, t = late(40)
+    cover(job.procs, t + 10)
+    (f,) = analyze_job(job)
+    assert f.state == "open"
+
+
+def test_late_in_slot_after_slot_is_one_episode() -> None:
+    job, comms, t = late(40)
+    for i in range(3):
+        for r, c in enumerate(comms):
+            c.proc.call(c, "ncclAllReduce", t + 50 * i + (1 if r < 3 else 45))
+    steps(comms, 3, start=t + 160)
+    cover(job.procs, t + 170)
+    (f,) = analyze_job(job)
+    assert (f.details["late_slots"], f.state) == (4, "resolved")
+
+
+def test_a_second_episode_is_a_second_finding() -> None:
+    job, comms, t = late(40)
+    t = steps(comms, 5, start=t + 1)
+    for r, c in enumerate(comms):
+        c.proc.call(c, "ncclAllReduce", t + (45 if r == 3 else 0))
+    steps(comms, 5, start=t + 60)
+    cover(job.procs, t + 70)
+    found = analyze_job(job)
+    assert [(f.comm_seq, f.state) for f in found] == [(10, "resolved"), (16, "resolved")]
+
+
+def test_within_the_threshold() -> None:
+    job, _, t = late(29)
+    cover(job.procs, t + 10)
+    assert analyze_job(job) == []
+
+
+def test_a_rank_that_was_busy_elsewhere_is_not_late() -> None:
+    job, comms, t = late(40)
+    own = comms[3].proc.comm("00000000000000bb", 0, 2)
+    for i in range(40):
+        own.proc.call(own, "ncclAllReduce", t - 40 + i)
+    cover(job.procs, t + 10)
+    assert analyze_job(job) == []
+
+
+def test_one_rank_far_ahead_is_not_the_fault_of_the_others() -> None:
+    job, _, t = late(40, ranks=(1, 2, 3))
+    cover(job.procs, t + 10)
+    assert analyze_job(job) == []
+
+
+def test_a_rank_that_waited_for_a_late_one_is_not_late() -> None:
+    """Rank 1 waits for rank 2 on X, so it comes late to Y, where rank 0 waits."""
+    job = Job()
+    p0, p1, p2 = (job.proc(r) for r in range(3))
+    y = [p0.comm("00000000000000b0", 0, 2), p1.comm("00000000000000b0", 1, 2)]
+    x = [p1.comm("00000000000000a0", 0, 2), p2.comm("00000000000000a0", 1, 2)]
+    t = steps(x + y, 5)
+    x[0].proc.call(x[0], "ncclAllReduce", t)
+    y[0].proc.call(y[0], "ncclAllReduce", t)
+    x[1].proc.call(x[1], "ncclAllReduce", t + 50)
+    y[1].proc.call(y[1], "ncclAllReduce", t + 50.1)
+    cover(job.procs, t + 60)
+    (f,) = analyze_job(job)
+    assert f.comm_uid_hash == "00000000000000a0"
+    assert f.details["late_comm_ranks"] == [1]
+
+
+def test_a_clock_bound_over_half_the_spread_is_no_finding() -> None:
+    def job(err: int | None, synced: bool | None = True) -> Job:
+        made = Job()
+        hosts = [Host("a", err=err, synced=synced), Host("b", err=err, synced=synced)]
+        comms = [made.proc(r, hosts[r]).comm("00000000000000aa", r, 2) for r in range(2)]
+        t = steps(comms, 5)
+        comms[0].proc.call(comms[0], "ncclAllReduce", t)
+        comms[1].proc.call(comms[1], "ncclAllReduce", t + 40)
+        cover(made.procs, t + 50)
+        return made
+
+    (f,) = analyze_job(job(5_000_000))
+    assert f.details["clock_bound_s"] == 0.01
+    assert analyze_job(job(11_000_000_000)) == []
+    assert analyze_job(job(None)) == []
+    assert analyze_job(job(1000, synced=False)) == []
+
+
+def test_what_was_an_absence_is_not_a_delay_as_well() -> None:
+    job, comms, t = late(80)
+    t = steps(comms, 5, start=t + 1)
+    cover(job.procs, t + 30)
+    run = Run(job)
+    found: list[tuple[str, str]] = []
+    for at in range(0, int(t) + 30):
+        run.until(at)
+        found += [(f.hang_type, f.state) for f in run.scan(unix(at))]
+    assert found == [("collective_missing_enter", "open"), ("collective_missing_enter", "resolved")]
+
+
+def test_live_an_episode_is_written_once_and_resolved() -> None:
+    job, comms, t = late(40)
+    t = steps(comms, 30, start=t + 1, step=1.0)
+    cover(job.procs, t + 30)
+    run = Run(job)
+    found: list[tuple[str, str]] = []
+    for at in range(0, int(t) + 30):
+        run.until(at)
+        found += [(f.hang_type, f.state) for f in run.scan(unix(at))]
+    assert found == [("delayed_collective_enter", "open"), ("delayed_collective_enter", "resolved")]
