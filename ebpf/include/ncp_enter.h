@@ -14,8 +14,11 @@ static u64 (*ncp_cookie)(void *ctx) = (void *)174; /* bpf_get_attach_cookie */
 
 #if defined(__x86_64__)
 /* While a call with a return probe is inside, its return address is that of
- * the kernel's trampoline, at the very top of the address space. */
-#define NCP_TRAMPOLINES 0x7fffffff0000ULL
+ * the kernel's trampoline: in the last pages that a process can have, with page
+ * tables of four or of five levels. */
+#define NCP_LAST_PAGES 0x10000ULL
+#define ncp_is_trampoline(a)                                  \
+  ((1ULL << 47) - (a) - 1 < NCP_LAST_PAGES || (1ULL << 56) - (a) - 1 < NCP_LAST_PAGES)
 #endif
 
 /* Calls that NCCL is not known to make inside another of them. */
@@ -36,14 +39,15 @@ static __always_inline int ncp_inside(struct pt_regs *ctx, struct ncp_thread *th
 #endif
     return NCP_UNWOUND;
   }
-#if defined(NCP_TRAMPOLINES)
-  /* Deeper than a call that may be long gone: look whether it still waits for
-   * its return, where there is a doubt. */
+#if defined(__x86_64__)
+  /* Deeper than a call that may be long gone: where NCCL is not known to nest,
+   * look whether it still waits for its return. A dead one is found out as soon
+   * as the program has used that part of its stack for something else. */
   if (th->rec.api != NCP_API_BCAST && ncp_outermost(ncp_api_class(api)) &&
       ncp_outermost(ncp_api_class(th->rec.api))) {
     u64 back = 0;
     bpf_probe_read_user(&back, sizeof(back), (void *)th->sp);
-    if (back < NCP_TRAMPOLINES) return NCP_UNWOUND;
+    if (!ncp_is_trampoline(back)) return NCP_UNWOUND;
   }
 #endif
   return NCP_NESTED;

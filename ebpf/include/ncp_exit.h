@@ -40,31 +40,38 @@ static __always_inline void ncp_made(struct ncp_globals *g, struct ncp_thread *t
   }
 }
 
+/* A return that is not that of the call the thread is inside. */
+static __always_inline void ncp_other_exit(struct pt_regs *ctx, struct ncp_thread *th) {
+  u32 api = NCP_COOKIE_API(ncp_cookie(ctx));
+  if (th->denied) return;
+  if (api == NCP_API_GET_UNIQUE_ID) {
+    /* Made by ncclCommInitAll for itself: the hash of what it is making. */
+    if (th->active && th->rec.api == NCP_API_COMM_INIT_ALL && ncp_rc(ctx) == NCP_SUCCESS)
+      ncp_hash_uid(&th->rec, th->aux);
+  } else if (!th->active) {
+    if (th->dups && th->rec.api == api)
+      th->dups--;
+    else
+      ncp_count(NCP_STAT_NO_ENTRY);
+  }
+}
+
 int ncp_exit(struct pt_regs *ctx) {
-  u64 now = bpf_ktime_get_ns();
-  u64 cookie = ncp_cookie(ctx), key = bpf_get_current_pid_tgid();
-  u32 api = NCP_COOKIE_API(cookie), lib = NCP_COOKIE_LIB(cookie);
+  u64 now = bpf_ktime_get_ns(), key = bpf_get_current_pid_tgid();
   struct ncp_thread *th = threads.lookup(&key);
   if (!th) {
     ncp_count(NCP_STAT_NO_ENTRY);
     return 0;
   }
-  if (th->denied) return 0;
-  struct ncp_record *r = &th->rec;
   /* Matched by the stack, not by counting: a call left by longjmp, or one that
    * NCCL makes inside, cannot shift the pairing. */
-  int same_frame = api == r->api && ncp_sp(ctx) == th->sp + NCP_RETURN_POPS;
-  if (!th->active || !same_frame || lib != r->lib) {
-    if (th->active && api == NCP_API_GET_UNIQUE_ID) {
-      if (r->api == NCP_API_COMM_INIT_ALL && ncp_rc(ctx) == NCP_SUCCESS) ncp_hash_uid(r, th->aux);
-    } else if (same_frame && lib != r->lib && th->dups) {
-      th->dups--;
-    } else if (!th->active && api != NCP_API_GET_UNIQUE_ID) {
-      ncp_count(NCP_STAT_NO_ENTRY);
-    }
+  if (!th->active || ncp_sp(ctx) != th->sp + NCP_RETURN_POPS) {
+    ncp_other_exit(ctx, th);
     return 0;
   }
 
+  struct ncp_record *r = &th->rec;
+  u32 api = r->api;
   u32 class = ncp_api_class(api);
   s32 rc = ncp_rc(ctx);
   th->active = 0;

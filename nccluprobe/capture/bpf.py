@@ -179,7 +179,7 @@ class BpfProgram:
 
     def table(self, name: str) -> Map:
         """A map of the program."""
-        fd = int(self.bcc[name].map_fd)
+        fd = int(self.bcc[name.encode()].map_fd)
         sizes = _map_info(fd)
         return Map(fd, sizes["key_size"], sizes["value_size"], sizes["max_entries"])
 
@@ -194,7 +194,7 @@ class BpfProgram:
         said: list[str] = []
         try:
             with _quiet(self.debug) as said:
-                return int(load(name, kind, **extra).fd)
+                return int(load(name.encode(), kind, **extra).fd)
         except Exception as e:
             raise _refusal(f"load {name}", e, "".join(said)) from e
 

@@ -107,7 +107,7 @@ class BccRing:
         self.unknown = 0
         self._bpf = bpf
         self._got: list[bytes] = []
-        bpf[name].open_ring_buffer(self._take)
+        bpf[name.encode()].open_ring_buffer(self._take)
 
     def _take(self, _ctx: object, data: int, size: int) -> int:
         if size == SIZE:

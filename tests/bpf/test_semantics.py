@@ -1,0 +1,375 @@
+"""Numbers, groups, generations, nesting, and calls that do not return."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bpf.conftest import Attach, Probed
+from bpf.fakelib import FakeLib, config, functions, uid
+
+from nccluprobe.capture.bpf import Sizes
+from nccluprobe.capture.source import Library
+from nccluprobe.nccl.api import BY_ID
+from nccluprobe.record import (
+    FLAG_BLIND,
+    FLAG_COMM_LATE,
+    FLAG_NO_RETURN,
+    FLAG_NONBLOCKING,
+    FLAG_UNWOUND,
+    KIND_CALL,
+    KIND_NAME,
+    KIND_NEW_COMM,
+    SIZE,
+    STRUCT,
+    Record,
+)
+
+pytestmark = pytest.mark.root
+
+_next = iter(range(0x100000, 0x100000000, 0x10000))
+
+
+def new_ptr() -> int:
+    """An address that no test has used."""
+    return next(_next)
+
+
+def names(records: list[Record]) -> list[str]:
+    return [BY_ID[r.api].name.removeprefix("nccl") for r in records]
+
+
+def init(fake: FakeLib, ptr: int) -> int:
+    out = ctypes.c_uint64()
+    fake.set(handle=ptr)
+    return int(fake.dll.ncclCommInitRank(ctypes.addressof(out), 2, uid(bytes(128)), 0))
+
+
+def allreduce(fake: FakeLib, ptr: int, count: int = 1) -> int:
+    return int(fake.dll.ncclAllReduce(0, 0, count, 7, 0, ptr, 0))
+
+
+def test_exact_counts(probed: Probed, fake: FakeLib) -> None:
+    n, ptr = 10_007, new_ptr()
+    fake.dll.drive_allreduce(n, ptr, 0x42)
+    found = probed.records()
+    assert [r.call_idx for r in found] == list(range(n))
+    assert [r.order_idx for r in found] == list(range(n))
+    assert [r.count for r in found] == list(range(n))
+    assert {r.comm_gen for r in found} == {found[0].comm_gen}
+    assert {r.flags for r in found} == {FLAG_COMM_LATE}
+    assert all(a.t_exit <= b.t_enter for a, b in zip(found, found[1:], strict=False))
+
+
+def test_two_threads(probed: Probed, fake: FakeLib) -> None:
+    n, ptr = 5_003, new_ptr()
+    init(fake, ptr)
+    probed.records()
+    threads = [
+        threading.Thread(target=fake.dll.drive_allreduce, args=(n, ptr, 0)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = probed.records()
+    assert sorted(r.call_idx for r in found) == list(range(2 * n))
+    assert sorted(r.order_idx for r in found) == list(range(2 * n))
+    assert len({r.tid for r in found}) == 2
+
+
+def test_bcast_is_one_call(probed: Probed, fake: FakeLib) -> None:
+    before = probed.source.stats()
+    fake.dll.drive_bcast(101, new_ptr())
+    found = probed.records()
+    assert names(found) == ["Bcast"] * 101
+    assert [r.order_idx for r in found] == list(range(101))
+    after = probed.source.stats()
+    assert after["nested"] - before["nested"] == 101
+    assert after["no_entry"] == before["no_entry"]
+
+
+def test_numbers_by_kind(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    init(fake, ptr)
+    fake.dll.ncclSend(0, 1, 7, 1, ptr, 0)
+    fake.dll.ncclSend(0, 1, 7, 2, ptr, 0)
+    fake.dll.ncclRecv(0, 1, 7, 1, ptr, 0)
+    fake.dll.ncclSend(0, 1, 7, 1, ptr, 0)
+    allreduce(fake, ptr)
+    fake.dll.ncclCommFinalize(ptr)
+    found = probed.records()[1:]
+    assert [r.call_idx for r in found] == [0, 1, 2, 3, 4, 5]
+    assert [r.order_idx for r in found] == [0, 0, 0, 1, 0, 0]
+    assert {r.flags for r in found} == {0}
+
+
+def test_groups(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    with fake.group():
+        allreduce(fake, ptr)
+        with fake.group():
+            allreduce(fake, ptr)
+        allreduce(fake, ptr)
+    allreduce(fake, ptr)
+    fake.dll.ncclGroupEnd()  # one too many
+    with fake.group():
+        pass
+    found = probed.records()
+    first = found[0].group_id
+    assert names(found)[:7] == [
+        "GroupStart",
+        "AllReduce",
+        "GroupStart",
+        "AllReduce",
+        "GroupEnd",
+        "AllReduce",
+        "GroupEnd",
+    ]
+    assert [r.group_id for r in found] == [first] * 7 + [0, 0] + [first + 1] * 2
+    assert [r.group_depth for r in found] == [0, 1, 1, 2, 2, 1, 1, 0, 0, 0, 1]
+    assert [r.group_pos for r in found] == [0, 0, 1, 1, 2, 2, 3, 0, 0, 0, 0]
+
+
+def test_generations(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    init(fake, ptr)
+    allreduce(fake, ptr)
+    fake.dll.ncclCommFinalize(ptr)
+    fake.dll.ncclCommDestroy(ptr)
+    init(fake, ptr)
+    allreduce(fake, ptr)
+    fake.dll.ncclCommAbort(ptr)
+    fake.dll.ncclCommDestroy(ptr)  # of a handle that nothing is known of
+    made, first, final, destroy, again, second, abort, unknown = probed.records()
+    assert made.new_comm == again.new_comm == ptr
+    assert made.new_gen == first.comm_gen == final.comm_gen == destroy.comm_gen
+    assert again.new_gen == second.comm_gen == abort.comm_gen != made.new_gen
+    assert (unknown.comm, unknown.comm_gen, unknown.flags) == (ptr, 0, 0)
+    assert [first.call_idx, final.call_idx, destroy.call_idx, second.call_idx] == [0, 1, 2, 0]
+
+
+def test_failed_init_makes_nothing(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    out = ctypes.c_uint64(ptr)  # left as it was
+    fake.set(rc=2)
+    fake.dll.ncclCommInitRank(ctypes.addressof(out), 2, uid(bytes(128)), 0)
+    (record,) = probed.records()
+    assert (record.rc, record.new_comm, record.new_gen) == (2, 0, 0)
+
+
+def test_nonblocking_init(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    fake.set(rc=7, handle=ptr)
+    out, conf = ctypes.c_uint64(), config(blocking=0)
+    fake.dll.ncclCommInitRankConfig(
+        ctypes.addressof(out), 2, uid(bytes(128)), 0, ctypes.addressof(conf)
+    )
+    (record,) = probed.records()
+    assert record.rc == 7 and record.flags == FLAG_NONBLOCKING
+    assert record.new_comm == ptr and record.new_gen
+
+
+def test_race_of_destroy_and_init(probed: Probed, fake: FakeLib) -> None:
+    """An init may return the pointer of a destroy that is still inside."""
+    ptr = new_ptr()
+    init(fake, ptr)
+    fake.set(sleep_us=200_000)
+    thread = threading.Thread(target=fake.dll.ncclCommDestroy, args=(ptr,))
+    thread.start()
+    time.sleep(0.05)
+    fake.set(sleep_us=0)
+    init(fake, ptr)
+    allreduce(fake, ptr)
+    thread.join()
+    allreduce(fake, ptr)
+    first, again, one, destroy, two = probed.records()
+    assert names([first, again, one, destroy, two])[3] == "CommDestroy"
+    assert destroy.comm_gen == first.new_gen
+    assert one.comm_gen == two.comm_gen == again.new_gen != first.new_gen
+    assert [one.call_idx, two.call_idx] == [0, 1]
+
+
+def test_split_in_a_group(probed: Probed, fake: FakeLib) -> None:
+    parent, child = new_ptr(), new_ptr()
+    init(fake, parent)
+    fake.set(handle=child, defer=1)
+    named = config(name=b"pp")
+    slots = [ctypes.c_uint64(1) for _ in range(3)]
+    with fake.group():
+        for i, slot in enumerate(slots):
+            colour = -1 if i == 1 else 5 + i
+            fake.dll.ncclCommSplit(
+                parent, colour, i, ctypes.addressof(slot), ctypes.addressof(named)
+            )
+    fake.set(defer=0)
+    allreduce(fake, child)
+    found = probed.records()
+    parent_gen = found[0].new_gen
+    splits = [r for r in found if r.kind == KIND_CALL and BY_ID[r.api].name == "ncclCommSplit"]
+    assert [(r.order_idx, r.new_comm, r.new_gen) for r in splits] == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    made = [r for r in found if r.kind == KIND_NEW_COMM]
+    # The one without a colour gets no communicator, whatever its slot holds.
+    assert [(r.order_idx, r.color, r.new_comm) for r in made] == [
+        (1, 5, child),
+        (3, 7, child + 0x2000),
+    ]
+    assert {(r.comm_gen, r.api, r.rc, r.call_idx) for r in made} == {(parent_gen, 68, 0, 0)}
+    assert [r.t_enter for r in made] == [splits[0].t_enter, splits[2].t_enter]
+    assert [r.new_gen for r in found if r.kind == KIND_NAME] == [r.new_gen for r in made]
+    assert found[-1].comm_gen == made[0].new_gen and found[-1].flags == 0
+
+
+def test_split_outside_a_group_written_later(probed: Probed, fake: FakeLib) -> None:
+    """Not blocking: another thread writes the handle; the first use tells."""
+    parent, child = new_ptr(), new_ptr()
+    init(fake, parent)
+    fake.set(handle=child, defer=1)
+    slot = ctypes.c_uint64()
+    fake.dll.ncclCommSplit(parent, 3, 0, ctypes.addressof(slot), 0)
+    with fake.group():  # another group's end does not look at it
+        pass
+    slot.value = child
+    allreduce(fake, child)
+    found = probed.records()
+    made = [r for r in found if r.kind == KIND_NEW_COMM]
+    assert [(r.new_comm, r.order_idx) for r in made] == [(child, 1)]
+    assert found[-1].comm_gen == made[0].new_gen and not found[-1].flags & FLAG_COMM_LATE
+
+
+def test_failed_group_makes_nothing(probed: Probed, fake: FakeLib) -> None:
+    parent, child = new_ptr(), new_ptr()
+    init(fake, parent)
+    fake.set(handle=child, defer=1)
+    slot = ctypes.c_uint64()
+    fake.dll.ncclGroupStart()
+    fake.dll.ncclCommSplit(parent, 3, 0, ctypes.addressof(slot), 0)
+    fake.set(rc=5)
+    fake.dll.ncclGroupEnd()
+    slot.value = child
+    fake.set(rc=0)
+    allreduce(fake, child)
+    found = probed.records()
+    assert not [r for r in found if r.kind == KIND_NEW_COMM]
+    assert found[-1].flags & FLAG_COMM_LATE
+
+
+@pytest.mark.parametrize("deeper", [0, 256, 4096])
+def test_longjmp(probed: Probed, fake: FakeLib, deeper: int) -> None:
+    ptr = new_ptr()
+    before = probed.source.stats()["unwound"]
+    assert fake.dll.drive_jump(deeper, ptr) == 0
+    left, after = probed.records()
+    assert (left.count, left.flags & FLAG_UNWOUND) == (111, FLAG_UNWOUND)
+    assert (after.count, after.flags & FLAG_UNWOUND, after.rc) == (222, 0, 0)
+    assert left.t_exit <= after.t_enter
+    assert probed.source.stats()["unwound"] == before + 1
+    assert probed.source.in_flight() == b""
+
+
+def test_thread_ends_inside(probed: Probed, fake: FakeLib) -> None:
+    fake.set(sleep_us=3_000_000)
+    assert fake.dll.drive_cancel(new_ptr()) == 0
+    (record,) = probed.records()
+    assert (record.count, record.flags & FLAG_NO_RETURN) == (333, FLAG_NO_RETURN)
+    assert record.t_exit > record.t_enter
+    assert probed.source.in_flight() == b""
+
+
+def test_in_flight(probed: Probed, fake: FakeLib) -> None:
+    ptr = new_ptr()
+    fake.set(sleep_us=400_000)
+    thread = threading.Thread(target=allreduce, args=(fake, ptr, 777))
+    thread.start()
+    time.sleep(0.1)
+    first, second = probed.source.in_flight(), probed.source.in_flight()
+    assert first == second and len(first) == SIZE
+    inside = Record(*STRUCT.unpack(first))
+    assert (inside.t_exit, inside.count, inside.comm, inside.call_idx) == (0, 777, ptr, 0)
+    thread.join()
+    (record,) = probed.records()
+    assert record == inside._replace(t_exit=record.t_exit)
+    assert probed.source.in_flight() == b""
+
+
+def test_two_attachments_of_one_file(
+    probed: Probed, fake: FakeLib, fake_path: Path, tmp_path: Path
+) -> None:
+    """One inode under two paths, as overlays show it."""
+    link = tmp_path / "again.so"
+    link.hardlink_to(fake_path)
+    source, ptr = probed.source, new_ptr()
+    before = source.stats()
+    source.add_library(Library(2, str(link), "2.28.9", None))
+    source.attach(2, str(link), functions(fake_path))
+    fake.dll.drive_allreduce(101, ptr, 0)
+    fake.dll.drive_bcast(11, ptr)
+    assert source.detach(2) < 5
+    fake.dll.drive_allreduce(3, ptr, 0)
+    found = probed.records()
+    assert [r.call_idx for r in found] == list(range(115))
+    after = source.stats()
+    assert after["duplicate"] - before["duplicate"] == 112
+    assert after["no_entry"] == before["no_entry"]
+    assert after["unwound"] == before["unwound"]
+
+
+def test_forced_loss_is_exact(attach: Attach, fake: FakeLib) -> None:
+    probed = attach({"ncclAllReduce"}, sizes=Sizes(ring_bytes=4096))
+    n, ptr = 1_009, new_ptr()
+    fake.dll.drive_allreduce(n, ptr, 0)
+    kept = probed.records()
+    fake.dll.drive_allreduce(1, ptr, 0)
+    (last,) = probed.records()
+    lost = probed.source.losses().by_process
+    assert len(kept) < 40
+    assert list(lost.values()) == [n - len(kept)]
+    assert last.call_idx == n  # a hole as long as the loss
+    assert probed.source.stats()["lost"] == n - len(kept)
+    assert list(probed.source.captured().values()) == [len(kept) + 1]
+
+
+def test_full_map_of_communicators(attach: Attach, fake: FakeLib) -> None:
+    probed = attach({"ncclAllReduce"}, sizes=Sizes(ring_bytes=1 << 20, comms=4))
+    for _ in range(64):
+        allreduce(fake, new_ptr())
+    found = probed.records()
+    blind = [r for r in found if r.flags & FLAG_BLIND]
+    assert len(found) == 64 and blind
+    assert {(r.comm_gen, r.call_idx, r.order_idx) for r in blind} == {(0, 0, 0)}
+    assert list(probed.source.losses().blind.values()) == [len(blind)]
+
+
+def test_sweep_frees_counters(probed: Probed, fake: FakeLib) -> None:
+    gone, stays = new_ptr(), new_ptr()
+    for ptr in (gone, stays):
+        for peer in range(5):
+            fake.dll.ncclSend(0, 1, 7, peer, ptr, 0)
+    fake.dll.ncclCommDestroy(gone)
+    assert probed.source.sweep() >= 5
+    fake.dll.ncclSend(0, 1, 7, 4, stays, 0)
+    assert probed.records()[-1].order_idx == 1
+
+
+def test_enter_only(attach: Attach, fake: FakeLib) -> None:
+    probed = attach(exits=False)
+    ptr = new_ptr()
+    fake.dll.drive_allreduce(13, ptr, 0)
+    fake.dll.drive_bcast(7, ptr)
+    fake.dll.ncclBroadcast(0, 0, 1, 7, 0, ptr, 0)
+    with fake.group():
+        allreduce(fake, ptr)
+    found = probed.records()
+    assert names(found) == ["AllReduce"] * 13 + ["Bcast"] * 7 + [
+        "Broadcast",
+        "GroupStart",
+        "AllReduce",
+        "GroupEnd",
+    ]
+    assert [r.order_idx for r in found[:21]] == list(range(21))
+    assert {(r.t_exit, r.flags & 4) for r in found} == {(0, 4)}
+    assert found[-2].group_id == found[-1].group_id != 0
+    assert probed.source.in_flight() == b""
