@@ -22,9 +22,10 @@ static void *comms[16];
 static pthread_barrier_t start;
 static long calls;
 
+/* CPU time of the thread: what others do on the machine does not count. */
 static double now(void) {
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 

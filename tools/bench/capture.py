@@ -2,11 +2,12 @@
 
     sudo python tools/bench capture [--calls N] [--repeats R] [--threads 1,2] [--json FILE]
 
-One process calls ncclAllReduce in a loop.  Around it, in turn and several times
-over in one run: no probe, our probes (entry and exit, entry only) by each kind
-of link, and a bpftrace one-liner that only counts entries and exits.  Medians
-count, and ratios to bpftrace in the same run, as absolute times differ between
-machines by more than between programs.
+One process calls ncclAllReduce in a loop, and takes the CPU time of the thread
+that calls.  Around it, in turn and several times over in one run: no probe, our
+probes (entry and exit, entry only) by each kind of link, and a bpftrace
+one-liner that only counts entries and exits.  Medians count, and ratios to
+bpftrace in the same run, as absolute times differ between machines by more than
+between programs.
 
 Libraries: a stub whose functions do nothing, simnccl with a real communicator
 of one rank, and NVIDIA's own libnccl, where the call is refused for its NULL
@@ -104,7 +105,7 @@ class Caller:
         return line
 
     def measure(self, calls: int, threads: int) -> float:
-        """Nanoseconds per call and thread."""
+        """Nanoseconds of CPU time per call."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{calls} {threads}\n")
         self._process.stdin.flush()
@@ -204,17 +205,27 @@ def compile_parts(folder: Path) -> tuple[Path, Path]:
     return caller, stub
 
 
+def private_copy(library: Path, folder: Path) -> Path:
+    """A file of our own: another tracer's probes on the original would count as ours."""
+    copy = folder / f"{library.parent.name}-{library.name}"
+    subprocess.run(["cp", "--sparse=always", str(library), str(copy)], check=True)
+    return copy
+
+
 def targets(stub: Path, nvidia: Path | None) -> list[Target]:
+    folder = stub.parent
+    simnccl = resources.native_file(resources.SIMNCCL, build=True)
     found = [
         Target("stub", stub, "memory"),
-        Target("simnccl", resources.native_file(resources.SIMNCCL, build=True), "init"),
+        Target("simnccl", private_copy(simnccl, folder), "init"),
     ]
     if nvidia is None:
         fetched = [nccl_cache.library(version) for version in nccl_cache.VERSIONS]
         # 2.28.9 is what current PyTorch has; any other serves as well.
         nvidia = nccl_cache.library("2.28.9") or next((p for p in fetched if p), None)
     if nvidia is not None:
-        found.append(Target(f"NVIDIA {nvidia.parent.name}", nvidia, "null"))
+        name = f"NVIDIA {nvidia.parent.name}"
+        found.append(Target(name, private_copy(nvidia, folder), "null"))
     else:
         print("no libnccl of NVIDIA's: tools/nccl-matrix fetch, or --lib", file=sys.stderr)
     return found
