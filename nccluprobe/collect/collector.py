@@ -6,7 +6,6 @@ disk.  Nothing here knows which front it serves.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +20,13 @@ from nccluprobe.collect.clock import Clock as HostClock
 from nccluprobe.collect.decode import pieces, record_at, records
 from nccluprobe.collect.fast import Router
 from nccluprobe.collect.inflight import GUARD_NS, InFlight, key_of
-from nccluprobe.collect.ports import Clock, ExitWatcher, Notify, ProcInfo, Procs, ProcState
+from nccluprobe.collect.introductions import Introductions
+from nccluprobe.collect.places import Places
+from nccluprobe.collect.ports import Clock, Exit, ExitWatcher, Notify, ProcInfo, Procs, ProcState
 from nccluprobe.collect.process import Ending, Surroundings, Traced
-from nccluprobe.collect.safedir import Owner, file_owner, open_inside, open_out, sudo_owner
+from nccluprobe.collect.safedir import Owner
 from nccluprobe.collect.vanished import Ended, Vanished
-from nccluprobe.collect.writer import Limits, TraceFile
+from nccluprobe.collect.writer import Limits
 from nccluprobe.record import Record
 
 #: A coverage line is due after this long, when the watermark moves; and at the latest then.
@@ -40,8 +41,6 @@ _BATCH = 4096
 _GONE_NS = 600_000_000
 #: Keys of processes that ended, for records that come too late.
 _ENDED = 1024
-
-TRACING = "tracing"
 
 Key = tuple[int, int]
 
@@ -85,13 +84,10 @@ class Collector:
     ) -> None:
         self.source = source
         self.stats = Stats()
-        self._out = out
         self._watcher = watcher
         self._procs = procs
         self._clock: Clock = clock if clock is not None else HostClock()
         self._run_id = run_id
-        self._owner = owner
-        self._limits = limits or Limits()
         self._notify = notify
         self._router: Router[Traced] = Router(self._slow)
         self._inflight = InFlight(self._router.watch)
@@ -106,16 +102,18 @@ class Collector:
             inflight=self._inflight,
             router=self._router,
         )
-        self._admission = Admission(source, wanted, procs, self._router.threads)
+        self._introductions = Introductions(procs, watcher)
+        self._wanted = wanted
+        self._admission = Admission(source, self._is_wanted, procs, self._router.threads)
         self._open: dict[Key, Traced] = {}
         self._ended: OrderedDict[Key, int] = OrderedDict()
         self._now = self._clock.mono()
         self._next_expire = 0
         self._date = runs.dated(self._clock.reading().unix / 1e9)
         self._closer: ThreadPoolExecutor | None = None
-        self._sudo = sudo_owner(os.environ)
-        # Fails here and now, with one line, when the folder cannot be used.
-        os.close(open_out(out))
+        self._places = Places(
+            out, owner, limits or Limits(), lambda text: self._notify("problem", text)
+        )
 
     # -- the loop
 
@@ -123,6 +121,20 @@ class Collector:
     def processes(self) -> list[Traced]:
         """Processes with an open file."""
         return list(self._open.values())
+
+    def introduce(self, pid: int) -> bool:
+        """Announce a wanted process before its first record; False: it is gone.
+
+        Call it as soon as a process is found: it may end milliseconds after its
+        first call, and then nobody could say who it was and how it ended.
+        """
+        return self._introductions.introduce(pid)
+
+    def _is_wanted(self, pid: int) -> bool | None:
+        answer = self._wanted(pid)
+        if answer is None and self._introductions.get(pid) is not None:
+            return True
+        return answer
 
     def step(self, now_ns: int | None = None) -> None:
         """One round.  ``now_ns`` is CLOCK_MONOTONIC, read just before the call."""
@@ -147,6 +159,7 @@ class Collector:
             for process in self._open.values():
                 process.expire(now)
             self._admission.sweep()
+            self._introductions.expire(now)
 
     def close(self, now_ns: int | None = None) -> None:
         """Stop tracing: last lines, all files synced and closed."""
@@ -236,23 +249,28 @@ class Collector:
         for other in list(self._open.values()):
             if other.pid == pid and other.ending is None:
                 self._replaced(other, rec)
+        known = self._introductions.get(pid)
         try:
             info: ProcInfo = self._procs.read(pid)
         except (OSError, ValueError):
-            info = Vanished(pid)
+            info = known.info if known is not None else Vanished(pid)
         run = runs.run_id(self._run_id, info.ranks.job, self._date)
         process = Traced(self._around, pid, rec.epoch, info, run, rec.t_enter)
         process.lost_queue = missed
-        process.open_file(self._file(process, run, info), now)
+        process.open_file(self._places.file(process, info), now)
         self._open[process.key] = process
         losses, state = self.source.losses(), self._state(process)
         process.coverage(now, self._inflight.through.value, 0, losses, state)
         process.next_coverage = now + _COVERAGE_NS
         process.next_clock = now + _CLOCK_NS
         self._notify("process", f"{process.name}: traced into {run}/{process.file.name}")
-        ticks = info.start_ticks
-        if self._watcher is not None and not self._watcher.watch(pid, ticks or None):
-            process.ending = Ending(now, "gone", None, None, now + _GONE_NS)
+        end = known.exit if known is not None else None
+        if end is not None and end.t_ns >= rec.t_enter:
+            process.ending = _ending(end, now)
+        elif self._watcher is not None:
+            ticks = info.start_ticks or None
+            if not self._watcher.watch(pid, ticks):
+                process.ending = Ending(now, "gone", None, None, now + _GONE_NS)
         return process
 
     def _replaced(self, process: Traced, rec: Record) -> None:
@@ -266,33 +284,6 @@ class Collector:
         else:
             process.ending = Ending(rec.t_enter, "gone", None, None, self._now + _GONE_NS)
 
-    def _file(self, process: Traced, run: str, info: ProcInfo) -> TraceFile:
-        rank = "unknown" if process.rank is None else process.rank
-        base = f"rank_{rank}_pid_{process.pid}"
-        host = runs.component(info.host) or "host"
-        user = None if isinstance(info, Vanished) else Owner(info.uid, info.gid)
-        owner = file_owner(self._owner, user, self._sudo)
-
-        def folder() -> int:
-            out = open_out(self._out)
-            try:
-                tracing = open_inside(out, TRACING, self._owner or self._sudo)
-            finally:
-                os.close(out)
-            try:
-                return open_inside(tracing, run, owner)
-            finally:
-                os.close(tracing)
-
-        return TraceFile(
-            folder,
-            (base, f"{base}_{host}_{info.start_ns}"),
-            owner,
-            process.header,
-            self._limits,
-            lambda text: self._notify("problem", text),
-        )
-
     def _state(self, process: Traced) -> ProcState | None:
         try:
             return self._procs.read_state(process.pid)
@@ -303,11 +294,10 @@ class Collector:
         if self._watcher is None:
             return
         for end in self._watcher.poll():
+            self._introductions.ended(end, now)
             process = self._of(end.pid, end.t_ns)
             if process is not None and (process.ending is None or process.ending.how == "gone"):
-                process.ending = Ending(
-                    end.t_ns, end.how, end.code, end.signal, max(now, end.t_ns) + GUARD_NS
-                )
+                process.ending = _ending(end, now)
         for run in self._watcher.take_execs():
             process = self._of(run.pid, run.t_ns)
             if process is not None and process.ending is None:
@@ -383,3 +373,8 @@ class Collector:
                 self._closer = ThreadPoolExecutor(1, "nccluprobe-sync")
             self._closer.submit(done)
         self._notify("end", f"{process.name}: {ending.how}")
+
+
+def _ending(end: Exit, now: int) -> Ending:
+    """An end that the watcher told; its last records come before the guard is over."""
+    return Ending(end.t_ns, end.how, end.code, end.signal, max(now, end.t_ns) + GUARD_NS)

@@ -129,6 +129,34 @@ def test_a_process_that_is_gone_when_its_file_begins(tmp_path: Path) -> None:
     assert (line["start"], line["exe"]) == (0, None)
 
 
+def test_an_introduced_process_is_known_after_its_end(tmp_path: Path) -> None:
+    """All of it is over before its first record is read."""
+    bench = Bench(tmp_path, lambda pid: None)
+    bench.procs.infos[100] = Info(ranks=Ranks(2, 4, 2, "torchrun", "job"))
+    assert bench.collector.introduce(100)
+    bench.procs.infos[100] = None
+    assert not bench.collector.introduce(100)
+    bench.watcher.exits.append(Exit(100, "exited", 3, None, T0 + 20 * MS))
+    bench.step(ms=50)
+    bench.step(init(1), rec(comm_gen=1))
+    bench.steps(1)
+    lines = bench.lines()
+    assert (lines[0]["rank"], lines[0]["exe"]) == (2, "python3")
+    assert (lines[-1]["how"], lines[-1]["code"], lines[-1]["t"]) == ("exited", 3, T0 + 20 * MS)
+    bench.steps(20, ms=100)
+    assert bench.collector._introductions.get(100) is None
+
+
+def test_the_code_may_come_after_the_record(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.collector.introduce(100)
+    bench.procs.infos[100] = None
+    bench.step(init(1))
+    bench.watcher.exits.append(Exit(100, "signaled", None, 6, T0 + 5000))
+    bench.steps(1)
+    assert bench.lines()[-1]["signal"] == 6
+
+
 def test_two_jobs_two_folders(tmp_path: Path) -> None:
     bench = Bench(tmp_path, run_id=None)
     bench.procs.infos[1] = Info(ranks=Ranks(0, 2, 0, "torchrun", "../../etc/a b"))
