@@ -141,24 +141,33 @@ class Drain(threading.Thread):
         return self.records
 
 
-@contextlib.contextmanager
-def ours(target: Target, link: str, exits: bool, ring: int) -> Iterator[Drain]:
-    """Our probe on the one function, drained."""
-    with target.path.open("rb") as file:
-        image = elf.scan(file.fileno())
-    if image is None:
-        raise SystemExit(f"capture: {target.path} is no copy of NCCL")
-    source = EbpfSource(Sizes(ring_bytes=ring), exits=exits, link=link)
-    try:
-        lib = Library(source.new_lib_id(), str(target.path), image.version, image.build_id)
-        source.add_library(lib)
-        function = image.functions[API]
-        source.attach(lib.lib, str(target.path), [(BY_NAME[API].id, function.offset)])
-        drain = Drain(source)
+class Ours:
+    """Our probe on the one function, for one configuration; on and off many times."""
+
+    def __init__(self, target: Target, link: str, exits: bool, ring: int) -> None:
+        with target.path.open("rb") as file:
+            image = elf.scan(file.fileno())
+        if image is None:
+            raise SystemExit(f"capture: {target.path} is no copy of NCCL")
+        self._path = str(target.path)
+        self._offset = image.functions[API].offset
+        self._source = EbpfSource(Sizes(ring_bytes=ring), exits=exits, link=link)
+        self._lib = Library(self._source.new_lib_id(), self._path, image.version, image.build_id)
+        self._source.add_library(self._lib)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Drain]:
+        """Attached and drained."""
+        self._source.attach(self._lib.lib, self._path, [(BY_NAME[API].id, self._offset)])
+        drain = Drain(self._source)
         drain.start()
-        yield drain
-    finally:
-        source.close()
+        try:
+            yield drain
+        finally:
+            self._source.detach(self._lib.lib)
+
+    def close(self) -> None:
+        self._source.close()
 
 
 @contextlib.contextmanager
@@ -240,6 +249,9 @@ def measure(
     }
     caller = Caller(caller_program, target)
     names = [BARE, *CONFIGS, *([PEER] if shutil.which("bpftrace") else [])]
+    sources = {
+        name: Ours(target, ring=args.ring_mb << 20, **config) for name, config in CONFIGS.items()
+    }
     for repeat in range(args.repeats):
         # Turned around each time, so that no one always comes after the same.
         for name in names if repeat % 2 == 0 else reversed(names):
@@ -248,8 +260,7 @@ def measure(
                 if name == PEER:
                     stack.enter_context(bpftrace(target))
                 elif name != BARE:
-                    config = CONFIGS[name]
-                    drain = stack.enter_context(ours(target, ring=args.ring_mb << 20, **config))
+                    drain = stack.enter_context(sources[name].on())
                 caller.measure(args.calls // 10, 1)  # warms up
                 made = args.calls // 10
                 for threads in args.threads:
@@ -261,6 +272,8 @@ def measure(
                     lost = made - drain.finish()
                     found[args.threads[-1]][name].lost += lost
     caller.close()
+    for source in sources.values():
+        source.close()
     return found
 
 
@@ -301,7 +314,7 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2", help="numbers of calling threads")
     parser.add_argument("--lib", type=Path, help="NVIDIA's libnccl.so.2; default: from the cache")
     parser.add_argument("--target", action="append", help="only targets that begin so")
-    parser.add_argument("--ring-mb", type=int, default=128, help="size of our ring")
+    parser.add_argument("--ring-mb", type=int, default=64, help="size of our ring")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     args = parser.parse_args()
     args.threads = [int(n) for n in args.threads.split(",")]
