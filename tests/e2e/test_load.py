@@ -99,7 +99,7 @@ def check_exact(kept: dict[int, Kept], truth: dict[int, dict[str, Any]]) -> int:
         made = {k: v for k, v in truth[pid]["calls"].items() if k != "ncclGetUniqueId"}
         lost = have.coverage["lost_kernel"] + have.coverage["lost_queue"]
         assert have.calls + lost == sum(made.values()), f"process {pid}: {have.coverage}"
-        # Each call has the ordinal that it was made with: its api, or its place in the group, tells.
+        # Each call has the ordinal that it was made with: its api or place in the group tells.
         data = sum(made.get(api, 0) for api in MIX)
         assert have.misplaced == 0
         assert len(set(have.idx)) == len(have.idx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from support.e2e import (
     Trace,
     by_pid,
     check_order,
+    met,
     read_traces,
     until,
     validate,
@@ -166,6 +168,7 @@ def test_healthy_job_is_in_the_trace_call_by_call(stage: Stage, analyze: Analyze
     for puppet in ranks.puppets:
         assert all(r["rc"] == 0 for r in puppet.reply()["replies"])
     ranks.all("sync")
+    met(daemon, ranks.pids)
     ranks.destroy().end()
     until(daemon, lambda t: all(x.end for x in t.values()) and len(t) == 4, "the ends")
     daemon.stop()
@@ -222,9 +225,8 @@ def test_late_processes_and_late_dlopen(stage: Stage) -> None:
         first = sleeper if n == 0 else stage.puppet()
         ranks = Ranks([first, stage.puppet()], stage.lib)
         ranks.load()
-        # Probes that came after the mapping miss what was called before them.
-        daemon.wait_text(rf"{stage.lib.name}")
-        wait_probed(stage, daemon, ranks)
+        # Probes that come after the mapping miss what is called before them.
+        daemon.wait_text(rf"library {re.escape(str(stage.lib))}.* links?")
         ranks.init().collective(n=10).destroy()
         rounds.append(ranks)
     pids = [pid for r in rounds for pid in r.pids]
@@ -240,19 +242,6 @@ def test_late_processes_and_late_dlopen(stage: Stage) -> None:
         assert traces[pid].counts()["ncclAllReduce"] == 10
         assert traces[pid].counts()["ncclCommInitRank"] == 1
         check_order(traces[pid])
-
-
-def wait_probed(stage: Stage, daemon: Daemon, ranks: Ranks) -> None:
-    """Until probes are on the ranks' library, seen by a call that makes no communicator."""
-
-    def seen() -> bool:
-        for p in ranks.puppets:
-            p.call("ncclGroupStart")
-            p.call("ncclGroupEnd")
-        traces = {t.pid for t in daemon.traces() if t.counts()["ncclGroupEnd"]}
-        return set(ranks.pids) <= traces
-
-    wait_for(seen, "probes on the library", context=lambda: daemon.stderr.text, poll=0.2)
 
 
 def test_two_copies_in_one_process(stage: Stage, simnccl: Path) -> None:
@@ -305,7 +294,7 @@ def test_library_deleted_while_mapped(stage: Stage) -> None:
 
 
 def test_attach_in_the_middle(stage: Stage, analyze: Analyze) -> None:
-    """A job that is stuck already: the numbers come from the library's own counters."""
+    """Communicators made before the attach: traced, not named, and nobody is accused."""
     ranks = stage.ranks(3, job="mid").init().collective(n=30)
     daemon = stage.attach("--pid-glob", stage.glob).ready()
     ranks.collective(n=12)
@@ -313,20 +302,35 @@ def test_attach_in_the_middle(stage: Stage, analyze: Analyze) -> None:
         ranks[rank].send("call", fn="ncclAllReduce", sync=True)
     until(daemon, lambda t: waited(t, ranks.pids, 3.5), "a wait of 3.5 s in the trace")
     report = analyze(daemon.out)
-    assert [f["details"]["missing_comm_ranks"] for f in report.errors] == [[2]], report.text
-    assert len(report.open) == 1
+    for found in report.open:  # who can be named is the one that is missing
+        assert found["details"]["missing_comm_ranks"] == [2]
     ranks[2].call("ncclAllReduce", sync=True)
     for rank in range(2):
         ranks[rank].reply()
+    ranks.init("new").collective("ncclBroadcast", comm="new", n=5)
+    until(
+        daemon,
+        lambda t: all(t[p].counts()["ncclBroadcast"] == 5 for p in ranks.pids),
+        "the calls of the new communicator",
+    )
     daemon.stop()
     validate(daemon.traces())
     for trace in daemon.traces():
         assert trace.counts()["ncclAllReduce"] == 13
         check_order(trace)
+        old, new = trace.comms.values()
+        assert old["learnt"] in ("unknown", "struct")
+        assert (old["hash"] is None) is (old["learnt"] == "unknown")
+        assert (new["learnt"], new["nranks"]) == ("init", 3)
 
 
+@pytest.mark.slow
 def test_two_kinds_of_link_give_equal_traces(stage: Stage) -> None:
-    """Two daemons on one job: all but times and what a tracer numbers by itself."""
+    """Two daemons on one job: all but times and what a tracer numbers by itself.
+
+    And a second Ctrl-C: perf_event links are slow to remove (0.1 s each), so there
+    is time for one.
+    """
     daemons = [
         stage.attach_glob("--link", kind, out=stage.tmp / kind) for kind in ("multi", "perf")
     ]
@@ -347,13 +351,21 @@ def test_two_kinds_of_link_give_equal_traces(stage: Stage) -> None:
         )
     for puppet in ranks.puppets:
         puppet.reply()
+    for daemon in daemons:
+        met(daemon, ranks.pids)
     ranks.destroy().end()
     seen: list[list[Any]] = []
     for daemon in daemons:
         until(daemon, lambda t: len(t) == 2 and all(x.end for x in t.values()), "the ends")
-        daemon.send_signal(signal.SIGINT)
+    multi, perf = daemons
+    multi.stop()
+    perf.send_signal(signal.SIGINT)
+    perf.wait_text("removing the probes")
+    asked = time.monotonic()
+    perf.send_signal(signal.SIGINT)
+    assert perf.wait(60) == 130
+    print(f"\ngone {time.monotonic() - asked:.1f} s after the second signal")
     for daemon in daemons:
-        daemon.stop()
         traces = sorted(daemon.traces(), key=lambda t: t.pid)
         validate(traces)
         seen.append([comparable(t) for t in traces])
@@ -432,18 +444,6 @@ def test_signal_flushes_first(stage: Stage, number: int) -> None:
         check_order(trace)
         assert trace.counts()["ncclAllReduce"] >= before
         assert trace.end and trace.end["how"] == "detached"
-
-
-def test_second_signal_leaves_at_once(stage: Stage) -> None:
-    daemon = stage.attach_glob("--link", "perf")  # the kind that is slow to detach
-    ranks = stage.ranks(2).init().collective(n=5)
-    daemon.send_signal(signal.SIGINT)
-    daemon.wait_text(r"(?i)detach")
-    daemon.send_signal(signal.SIGINT)
-    assert daemon.wait(20) == 130
-    ranks.collective(n=5).destroy()  # the job does not mind
-    for trace in daemon.traces():
-        assert trace.counts()["ncclAllReduce"] == 5
 
 
 def test_duration(stage: Stage) -> None:

@@ -283,6 +283,7 @@ def test_unwritable_from_the_start(stage: Stage) -> None:
     assert daemon.process.poll() is None
     daemon.wait_text(r"(?i)disk|space")
     filler.unlink()
+    wait_for(lambda: daemon.stderr.text.count("written again") == 2, "both files")
     ranks.collective(n=10)
     until(
         daemon,

@@ -536,6 +536,16 @@ def until(
     return found
 
 
+def met(daemon: Daemon, pids: Iterable[int]) -> None:
+    """Until the daemon has a file of each process.
+
+    A process that ends within milliseconds of its first NCCL call may be gone
+    before anyone can look at who it was; no real job is like that.
+    """
+    wanted = set(pids)
+    until(daemon, lambda t: wanted <= set(t), "a file of each process")
+
+
 @functools.cache
 def _validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema.json_schema())
