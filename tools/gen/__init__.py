@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gen import api_h, api_md, exit_codes_md, record_h, trace_json, trace_md
+from gen import api_h, api_md, exit_codes_md, findings, record_h, trace_json, trace_md
 
 #: Path in the repository -> function that returns the file's whole text.
 GENERATORS: dict[str, Callable[[], str]] = {
@@ -14,4 +14,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "docs/api.md": api_md.render,
     "docs/trace.md": trace_md.render,
     "docs/exit-codes.md": exit_codes_md.render,
+    "docs/findings.md": findings.page,
+    "nccluprobe/match/finding.schema.json": findings.schema,
 }
