@@ -91,6 +91,7 @@ int ncp_exit(struct pt_regs *ctx) {
       ncp_take_all(g, th, key, now, ok && api == NCP_API_GROUP_END);
   } else if (r->new_gen && th->name) {
     r->kind = NCP_KIND_NAME;
+    __builtin_memset(&r->count, 0, NCP_NAME_SIZE);
     if (bpf_probe_read_user_str(&r->count, NCP_NAME_SIZE, (void *)th->name) > 1) ncp_emit(th);
   }
   return 0;

@@ -2,6 +2,9 @@
 #ifndef NCP_SCHED_H
 #define NCP_SCHED_H
 
+/* The last thread of a process frees its entry in `procs`; what belongs to its
+ * epoch elsewhere is freed by user space, which may still want to read it. */
+
 static __always_inline void ncp_thread_gone(u64 key) {
   u32 tgid = key >> 32;
   struct ncp_thread *th = threads.lookup(&key);
@@ -25,7 +28,9 @@ static __always_inline void ncp_thread_gone(u64 key) {
   }
   threads.delete(&key);
   struct ncp_proc *p = procs.lookup(&tgid);
-  if (p && p->epoch == epoch) __sync_fetch_and_add(&p->threads, -1);
+  if (!p || p->epoch != epoch) return;
+  u64 before = __sync_fetch_and_add(&p->threads, -1);
+  if (before == 1 && p->leader_gone) procs.delete(&tgid);
 }
 
 int ncp_sched_exit(struct bpf_raw_tracepoint_args *ctx) {
@@ -34,7 +39,10 @@ int ncp_sched_exit(struct bpf_raw_tracepoint_args *ctx) {
   ncp_thread_gone(key);
   if (tgid == (u32)key) {
     struct ncp_proc *p = procs.lookup(&tgid);
-    if (p) p->leader_gone = 1;
+    if (p) {
+      p->leader_gone = 1;
+      if (p->threads == 0) procs.delete(&tgid);
+    }
   }
   return 0;
 }

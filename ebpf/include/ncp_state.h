@@ -47,10 +47,11 @@ static __always_inline void ncp_emit_pending(struct ncp_thread *th, struct ncp_p
 
 /* The process of a thread that calls for the first time. A pid cannot be in
  * use anew while threads of its old process live, so an epoch ends when the
- * first thread is gone and no other thread that we know is left. */
+ * first thread is gone and no other thread that we know is left (ncp_sched.h);
+ * here, a first thread that is there again shows what was missed. */
 static __always_inline struct ncp_proc *ncp_proc_of(struct ncp_globals *g, u32 tgid, u32 tid) {
   struct ncp_proc *p = procs.lookup(&tgid);
-  if (p && p->leader_gone && (tid == tgid || p->threads == 0)) {
+  if (p && p->leader_gone && tid == tgid) {
     procs.delete(&tgid);
     p = 0;
   }

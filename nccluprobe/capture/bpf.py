@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nccluprobe
+from nccluprobe import resources
 from nccluprobe.capture.sysbpf import ATTACH_UPROBE_MULTI, Map
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -42,8 +42,8 @@ class Sizes:
 
     def cflags(self) -> list[str]:
         """The same for the C preprocessor."""
-        pages = max(self.ring_bytes // mmap.PAGESIZE, 1)
-        if pages & (pages - 1) or self.ring_bytes % mmap.PAGESIZE:
+        pages, rest = divmod(self.ring_bytes, mmap.PAGESIZE)
+        if pages < 1 or pages & (pages - 1) or rest:
             raise NccluprobeError(
                 f"the ring's size must be a power of two and whole pages, not {self.ring_bytes}",
                 ExitCode.USAGE,
@@ -58,18 +58,6 @@ class Sizes:
             f"-DNCP_MAX_PENDING={self.pending}",
             f"-DNCP_MAX_LIBS={self.libs}",
         ]
-
-
-def program_dir() -> Path:
-    """The folder of the BPF program: in the package when installed, else the checkout's."""
-    package = Path(nccluprobe.__file__).resolve().parent
-    for folder in (package / "_ebpf", package.parent / "ebpf"):
-        if (folder / "nccluprobe.bpf.c").is_file():
-            return folder
-    raise NccluprobeError(
-        f"the BPF program is missing beside {package}: install nccluprobe again",
-        ExitCode.INTERNAL,
-    )
 
 
 def _flatten(folder: Path, name: str, seen: set[str]) -> str:
@@ -89,7 +77,7 @@ def _flatten(folder: Path, name: str, seen: set[str]) -> str:
 
 def program_text() -> str:
     """The whole program as BCC gets it."""
-    return _flatten(program_dir(), "nccluprobe.bpf.c", set())
+    return _flatten(resources.ebpf_dir(), "nccluprobe.bpf.c", set())
 
 
 def _import_bcc() -> Any:
@@ -136,13 +124,14 @@ def _quiet(debug: bool) -> Iterator[list[str]]:
 def _refusal(what: str, cause: Exception, said: str) -> NccluprobeError:
     """One line out of what BCC printed and raised."""
     text = f"{said}\n{cause}"
-    if re.search(r"not permitted|super-user|permission denied", text, re.IGNORECASE):
+    # EPERM only: the verifier says EACCES, "permission denied", of a wrong program.
+    if re.search(r"not permitted|super-user", text, re.IGNORECASE):
         return NccluprobeError(
             f"not permitted to {what}: run as root, or with CAP_BPF and CAP_PERFMON",
             ExitCode.NOT_PERMITTED,
         )
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()] or lines[-1:]
+    errors = [line for line in lines if "error:" in line or line.startswith("bpf:")] or lines[-1:]
     why = errors[0][:200] if errors else str(cause)
     return NccluprobeError(
         f"the kernel or BCC refused to {what}: {why} (--debug shows all)", ExitCode.BPF_REFUSED
@@ -164,7 +153,7 @@ class BpfProgram:
             cflags.append("-DNCP_ENTER_ONLY=1")
         text = program_text()
         before = os.environ.get("BCC_KERNEL_SOURCE")
-        os.environ["BCC_KERNEL_SOURCE"] = str(program_dir())
+        os.environ["BCC_KERNEL_SOURCE"] = str(resources.ebpf_dir())
         said: list[str] = []
         try:
             with _quiet(debug) as said:
@@ -190,7 +179,9 @@ class BpfProgram:
             if "attach_type" not in inspect.signature(load).parameters:
                 raise OSError(errno.ENOSYS, "this BCC cannot set an attach type")
             extra["attach_type"] = attach_type
-        self.bcc.funcs.pop(name.encode(), None)  # load anew, maybe with another attach type
+        stale = self.bcc.funcs.pop(name.encode(), None)  # loaded for another kind of link
+        if stale is not None:
+            os.close(stale.fd)
         said: list[str] = []
         try:
             with _quiet(self.debug) as said:
@@ -203,6 +194,11 @@ class BpfProgram:
         attach_type = ATTACH_UPROBE_MULTI if multi else None
         enter = self._load("ncp_enter", _KPROBE, attach_type)
         return enter, self._load("ncp_exit", _KPROBE, attach_type) if self.exits else None
+
+    def close(self) -> None:
+        """Free the program and its maps, as far as no link holds them."""
+        with _quiet(self.debug):
+            self.bcc.cleanup()
 
     def load_tracepoint(self, name: str) -> int:
         """File descriptor of the program for a raw tracepoint."""

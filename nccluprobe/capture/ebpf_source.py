@@ -11,31 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
-from nccluprobe.capture import state
+from nccluprobe.capture import reclaim, state
 from nccluprobe.capture.bpf import BpfProgram, Sizes
+from nccluprobe.capture.elf import hash_form
 from nccluprobe.capture.links import Attached, open_links
 from nccluprobe.capture.ring import open_ring
 from nccluprobe.capture.source import Library, Losses
 from nccluprobe.capture.sysbpf import Map, open_raw_tracepoint
 from nccluprobe.errors import ExitCode, NccluprobeError
 
-#: Forms of the communicator's hash (ncp_hash_bpf.h): by NCCL's version.
-HASH_NONE, HASH_217, HASH_218, HASH_226 = 0, 1, 2, 3
-
 _U32 = struct.Struct("=I")
 _TRACEPOINTS = (("sched_process_exit", "ncp_sched_exit"), ("sched_process_exec", "ncp_sched_exec"))
 _POLL = 0.01  # seconds between looks at the ring in wait()
 _SWEEP_EVERY = 60.0  # seconds between sweeps of counters of ended communicators
-
-
-def hash_form(version: str | None) -> int:
-    """The form of commHash in a version such as "2.28.9"; that of today when unknown."""
-    if version is None:
-        return HASH_226
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) >= (2, 26):
-        return HASH_226
-    return HASH_218 if (major, minor) >= (2, 18) else HASH_217
 
 
 class EbpfSource:
@@ -157,7 +145,9 @@ class EbpfSource:
         if time.monotonic() - self._swept > _SWEEP_EVERY:
             self.sweep()
         threads = self._threads()
-        return bytes(threads["rec"][threads["active"] == 1].tobytes())
+        # The end of a call is not seen any more once its library is detached.
+        seen = np.isin(threads["lib"], list(self._attached))
+        return bytes(threads["rec"][(threads["active"] == 1) & seen].tobytes())
 
     # Counts
 
@@ -212,42 +202,15 @@ class EbpfSource:
 
     def forget(self, pid: int, epoch: int) -> None:
         """The process is gone: free what is kept for it."""
-        key = _U32.pack(epoch)
-        self._drop_where("comms", state.COMM_KEY, epoch)
-        self._drop_where("p2p", state.P2P_KEY, epoch)
-        gone = [
-            np.frombuffer(keys, "<u8")[np.frombuffer(values, state.THREAD)["epoch"] == epoch]
-            for keys, values in self._maps["threads"].batches()
-        ]
-        if gone:
-            self._maps["threads"].drop_all(np.concatenate(gone).tobytes())
-        proc = self._maps["procs"].get(_U32.pack(pid))
-        if proc and state.PROC.unpack(proc)[0] == epoch:
-            self._maps["procs"].drop(_U32.pack(pid))
-        self._maps["tallies"].drop(key)
-        self._maps["denied"].drop(key)
+        reclaim.forget(self._maps, pid, epoch)
 
-    def _drop_where(self, name: str, key_type: np.dtype, epoch: int) -> None:
-        found = []
-        for keys, _ in self._maps[name].batches():
-            rows = np.frombuffer(keys, key_type)
-            found.append(rows[rows["epoch"] == epoch])
-        if found:
-            self._maps[name].drop_all(np.concatenate(found).tobytes())
+    def sweep(self) -> None:
+        """Free what belongs to processes and communicators that are gone.
 
-    def sweep(self) -> int:
-        """Free the p2p counters of communicators that have ended; how many."""
+        Comes about by itself once a minute; ``forget`` does it at once.
+        """
         self._swept = time.monotonic()
-        # Counters first: a communicator that is made meanwhile is in the second list.
-        counters = [np.frombuffer(keys, state.P2P_KEY) for keys, _ in self._maps["p2p"].batches()]
-        if not counters:
-            return 0
-        live = [np.frombuffer(v, state.COMM)["gen"] for _, v in self._maps["comms"].batches()]
-        rows = np.concatenate(counters)
-        alive = np.concatenate(live) if live else np.empty(0, "<u4")
-        dead = rows[~np.isin(rows["gen"], alive)]
-        self._maps["p2p"].drop_all(dead.tobytes())
-        return len(dead)
+        reclaim.sweep(self._maps)
 
     def close(self) -> float:
         """Remove all probes and free the maps; the seconds that it took.
@@ -263,6 +226,7 @@ class EbpfSource:
             os.close(fd)
         self._tracepoints = []
         self._ring.close()
+        self._program.close()
         return time.monotonic() - start
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from nccluprobe.errors import ExitCode, NccluprobeError
-from nccluprobe.record import NAME_SIZE, SIZE
+from nccluprobe.record import NAME_SIZE, OFFSETS, SIZE
 
 THREAD = np.dtype(
     {
-        "names": ["rec", "captured", "epoch", "active"],
-        "formats": [f"V{SIZE}", "<u8", "<u4", "u1"],
-        "offsets": [0, SIZE + 40, SIZE + 48, SIZE + 67],
+        "names": ["rec", "lib", "captured", "epoch", "active"],
+        "formats": [f"V{SIZE}", "<u2", "<u8", "<u4", "u1"],
+        "offsets": [0, OFFSETS["lib"], SIZE + 40, SIZE + 48, SIZE + 67],
         "itemsize": SIZE + 72,
     }
 )
@@ -38,6 +38,8 @@ COMM = np.dtype(
 )
 P2P_KEY = np.dtype([("epoch", "<u4"), ("gen", "<u4"), ("peer", "<i4"), ("direction", "<u4")])
 PENDING_KEY = np.dtype([("thread", "<u8"), ("slot", "<u8")])
+
+PROC_VALUE = np.dtype([("epoch", "<u4"), ("leader_gone", "<u4"), ("threads", "<u8")])
 
 #: struct ncp_lib, struct ncp_proc, struct ncp_globals
 LIB = struct.Struct("=II7Q")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bpf.fakelib import FakeLib, build, functions
 
+from bpf.fakelib import FakeLib, build, functions
 from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.source import Library
@@ -25,9 +25,7 @@ class Probed:
     def records(self, pid: int | None = None) -> list[Record]:
         """All records of a process (this one) since the last look."""
         pid = os.getpid() if pid is None else pid
-        found = [
-            Record(*row) for chunk in self.source.drain() for row in STRUCT.iter_unpack(chunk)
-        ]
+        found = [Record(*row) for chunk in self.source.drain() for row in STRUCT.iter_unpack(chunk)]
         return [r for r in found if pid in (0, r.pid)]
 
     def epoch(self) -> int:

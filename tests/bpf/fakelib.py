@@ -154,10 +154,8 @@ def source() -> str:
 
 def build(path: Path) -> Path:
     """Compile the library so that functions begin as NCCL's do."""
-    flags = (
-        "-O1 -g -fPIC -shared -pthread -fno-optimize-sibling-calls -fno-ipa-icf"
-        " -fno-omit-frame-pointer -fno-shrink-wrap -fexceptions"
-    ).split()
+    flags = ["-O1", "-g", "-fPIC", "-shared", "-pthread", "-fexceptions", "-fno-ipa-icf"]
+    flags += ["-fno-optimize-sibling-calls", "-fno-omit-frame-pointer", "-fno-shrink-wrap"]
     subprocess.run(
         ["gcc", "-x", "c", "-", *flags, "-o", str(path)], input=source(), text=True, check=True
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from bpf.conftest import Attach, Probed
 from bpf.fakelib import FakeLib, config, functions, uid
-
 from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.source import Library
 from nccluprobe.nccl.api import API_TABLE, BY_NAME, Api, Kind, Role
@@ -106,7 +106,7 @@ def test_arguments(all_apis: Probed, fake: FakeLib, api: Api) -> None:
     for role in api.args:
         if role in _FIELDS:
             assert getattr(got, _FIELDS[role]) == _VALUES[role], role
-    unused = {f for f in _FIELDS.values()} - {_FIELDS[r] for r in api.args if r in _FIELDS}
+    unused = set(_FIELDS.values()) - {_FIELDS[r] for r in api.args if r in _FIELDS}
     assert {f: getattr(got, f) for f in unused} == dict.fromkeys(unused, 0)
     assert (got.kind, got.lib, got.rc, got.nccl_seq) == (KIND_CALL, 7, 3, UNKNOWN_SEQ)
     assert 0 < got.t_enter <= got.t_exit
@@ -128,9 +128,7 @@ def test_hashes(attach: Attach, fake: FakeLib, version: str) -> None:
         _init(fake, data)
     ids = (ctypes.c_ubyte * 256)(*ID_B, *ID_A)
     out = ctypes.c_uint64()
-    fake.dll.ncclCommInitRankScalable(
-        ctypes.addressof(out), 2, 1, 2, ctypes.addressof(ids), 0
-    )
+    fake.dll.ncclCommInitRankScalable(ctypes.addressof(out), 2, 1, 2, ctypes.addressof(ids), 0)
     found = [(r.uid_hash, r.log_hash) for r in probed.records()]
     a, b = HASHES[version]
     assert found == [a, b, b]

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from bpf.conftest import Attach, Probed
 from bpf.fakelib import FakeLib, functions
-
 from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.source import Library
 from nccluprobe.errors import ExitCode, NccluprobeError
@@ -53,6 +53,7 @@ def test_fork_and_exec(attach: Attach, fake_path: Path) -> None:
     # Three processes as far as identity goes: one pointer, three generations.
     assert len({r.epoch for r in (first, forked, second)}) == 3
     assert len({r.comm_gen for r in (first, forked, second)}) == 3
+    assert list(probed.source._maps["procs"].batches()) == []
     captured = probed.source.captured()
     assert captured == {(r.pid, r.epoch): 1 for r in (first, forked, second)}
     for r in (first, forked, second):
@@ -100,6 +101,20 @@ def test_deny(attach: Attach, fake: FakeLib) -> None:
     code = CHILD.replace("if n == 1:", "if False:")
     subprocess.run([sys.executable, "-c", code, str(fake.path), "4"], check=True)
     assert [r.count for r in drain(probed.source)] == [4]
+
+
+def test_sweep_of_processes(attach: Attach, fake_path: Path) -> None:
+    """What is freed without being told: processes without a record, and denied ones."""
+    probed = attach()
+    quiet = CHILD.replace("call(n)", "dll.ncclGetUniqueId(ctypes.create_string_buffer(128))", 1)
+    for code, n in ((quiet, "2"), (CHILD, "3"), (CHILD, "4")):
+        subprocess.run([sys.executable, "-c", code, str(fake_path), n], check=True)
+    wanted, unwanted = drain(probed.source)
+    probed.source.deny(unwanted.pid, unwanted.epoch)
+    assert len(probed.source.captured()) == 3
+    probed.source.sweep()
+    assert probed.source.captured() == {(wanted.pid, wanted.epoch): 1}
+    assert list(probed.source._maps["denied"].batches()) == []
 
 
 def test_forget_frees_everything(attach: Attach, fake: FakeLib) -> None:

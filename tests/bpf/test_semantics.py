@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+
 from bpf.conftest import Attach, Probed
 from bpf.fakelib import FakeLib, config, functions, uid
-
+from nccluprobe.capture import state
 from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.source import Library
 from nccluprobe.nccl.api import BY_ID
@@ -61,7 +64,7 @@ def test_exact_counts(probed: Probed, fake: FakeLib) -> None:
     assert [r.count for r in found] == list(range(n))
     assert {r.comm_gen for r in found} == {found[0].comm_gen}
     assert {r.flags for r in found} == {FLAG_COMM_LATE}
-    assert all(a.t_exit <= b.t_enter for a, b in zip(found, found[1:], strict=False))
+    assert all(a.t_exit <= b.t_enter for a, b in itertools.pairwise(found))
 
 
 def test_two_threads(probed: Probed, fake: FakeLib) -> None:
@@ -210,7 +213,11 @@ def test_split_in_a_group(probed: Probed, fake: FakeLib) -> None:
     found = probed.records()
     parent_gen = found[0].new_gen
     splits = [r for r in found if r.kind == KIND_CALL and BY_ID[r.api].name == "ncclCommSplit"]
-    assert [(r.order_idx, r.new_comm, r.new_gen) for r in splits] == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    assert [(r.order_idx, r.new_comm, r.new_gen) for r in splits] == [
+        (1, 0, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+    ]
     made = [r for r in found if r.kind == KIND_NEW_COMM]
     # The one without a colour gets no communicator, whatever its slot holds.
     assert [(r.order_idx, r.color, r.new_comm) for r in made] == [
@@ -349,7 +356,10 @@ def test_sweep_frees_counters(probed: Probed, fake: FakeLib) -> None:
         for peer in range(5):
             fake.dll.ncclSend(0, 1, 7, peer, ptr, 0)
     fake.dll.ncclCommDestroy(gone)
-    assert probed.source.sweep() >= 5
+    generation = probed.records()[0].comm_gen
+    probed.source.sweep()
+    keys = [np.frombuffer(k, state.P2P_KEY) for k, _ in probed.source._maps["p2p"].batches()]
+    assert generation not in np.concatenate(keys)["gen"]
     fake.dll.ncclSend(0, 1, 7, 4, stays, 0)
     assert probed.records()[-1].order_idx == 1
 

@@ -8,5 +8,8 @@ from nccluprobe.trace.schema import json_schema
 
 
 def render() -> str:
-    """The schema, as nccluprobe.trace.schema gives it."""
-    return json.dumps(json_schema(), indent=1) + "\n"
+    """The schema, as nccluprobe.trace.schema gives it; one rule a line."""
+    schema = json_schema()
+    rules = ",\n  ".join(json.dumps(rule) for rule in schema.pop("allOf"))
+    head = json.dumps(schema, indent=1).removesuffix("\n}")
+    return f'{head},\n "allOf": [\n  {rules}\n ]\n}}\n'

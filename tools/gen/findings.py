@@ -1,0 +1,195 @@
+"""docs/findings.md and nccluprobe/match/finding.schema.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gen.text import NOTICE, md_page, md_table
+from nccluprobe.match import finding as f
+from nccluprobe.match.options import SECOND, Options
+
+
+def _enum(values: Any, null: bool = False) -> dict[str, Any]:
+    return {"enum": [*values, *([None] if null else [])]}
+
+
+_INT: dict[str, Any] = {"type": "integer"}
+_NULL_INT: dict[str, Any] = {"type": ["integer", "null"]}
+_RANKS: dict[str, Any] = {"type": "array", "items": _INT}
+
+_STATUS: dict[str, Any] = {
+    "type": "object",
+    "required": [
+        "comm_rank",
+        "global_rank",
+        "heartbeat",
+        "heartbeat_age_s",
+        "probe_dropped_events",
+        "reason",
+    ],
+    "properties": {
+        "comm_rank": _INT,
+        "global_rank": _NULL_INT,
+        "heartbeat": _enum(f.HEARTBEATS),
+        "heartbeat_age_s": {"type": ["number", "null"]},
+        "probe_dropped_events": _NULL_INT,
+        "reason": _enum(f.REASONS),
+        "call_idx": _NULL_INT,
+    },
+}
+
+_DETAILS: dict[str, Any] = {
+    "type": "object",
+    "required": [
+        "api",
+        "expected_nranks",
+        "entered_comm_ranks",
+        "missing_comm_ranks",
+        "missing_rank_status",
+        "waited_s",
+        "reason",
+        "confidence",
+        "trace_event_loss_possible",
+    ],
+    "properties": {
+        "api": {"type": ["string", "null"]},
+        "expected_nranks": _NULL_INT,
+        "entered_comm_ranks": _RANKS,
+        "missing_comm_ranks": _RANKS,
+        "missing_rank_status": {"type": "array", "items": _STATUS},
+        "waited_s": {"type": "number"},
+        "reason": _enum(f.REASONS),
+        "confidence": _enum(f.CONFIDENCES),
+        "trace_event_loss_possible": {"type": "boolean"},
+    },
+}
+
+
+def schema() -> str:
+    """JSON Schema of one line of findings.jsonl."""
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$comment": NOTICE,
+        "title": "nccluprobe finding, version 1",
+        "type": "object",
+        "required": [
+            "hang_type",
+            "run_id",
+            "comm_uid_hash",
+            "comm_seq",
+            "detected_at_unix_ns",
+            "details",
+            "id",
+            "state",
+            "severity",
+            "role",
+            "downstream_of",
+            "job",
+            "coverage",
+        ],
+        "properties": {
+            "hang_type": _enum([*f.HANG_TYPES, *f.RESERVED_HANG_TYPES]),
+            "run_id": {"type": "string"},
+            "comm_uid_hash": {"type": ["string", "null"], "pattern": "^[0-9a-f]{16}$"},
+            "comm_seq": _NULL_INT,
+            "detected_at_unix_ns": _INT,
+            "details": _DETAILS,
+            "id": {"type": "string"},
+            "state": _enum(f.STATES),
+            "severity": _enum(f.SEVERITIES),
+            "role": _enum(f.ROLES),
+            "downstream_of": {"type": ["string", "null"]},
+            "job": {"type": ["string", "null"]},
+            "coverage": {"type": "object"},
+        },
+    }
+    return json.dumps(whole, indent=1) + "\n"
+
+
+_FIELDS = (
+    ("hang_type", "what happened, see below"),
+    ("run_id", "label of the run"),
+    ("comm_uid_hash", "NCCL's commHash, 16 hex digits; null: the call has no communicator"),
+    ("comm_seq", "number of the collective on its communicator, from 0; null: not a collective"),
+    ("detected_at_unix_ns", "when it was first seen"),
+    ("details.api", "full name of the C function"),
+    ("details.expected_nranks", "size of the communicator"),
+    ("details.entered_comm_ranks", "ranks of the communicator that came"),
+    ("details.missing_comm_ranks", "ranks that did not; empty where nobody is missing"),
+    ("details.missing_rank_status", "one object per missing rank: see below"),
+    ("details.waited_s", "how long the first one has waited"),
+    ("details.reason", "why: the strongest reason of all missing ranks"),
+    ("details.confidence", "observed, inferred, reduced or none"),
+    ("details.trace_event_loss_possible", "whether events that matter may be lost"),
+    (
+        "id",
+        "stable: the same fault in the same traces has the same id; the last line with it holds",
+    ),
+    ("state", "open or resolved"),
+    ("severity", "notice or error"),
+    ("role", "root_cause, downstream (of `downstream_of`) or unknown"),
+    ("job", "hash of the job's first communicator: tells two jobs in one folder apart"),
+    ("coverage", "what the verdict rests on: ranks observed, losses, silent collectors"),
+)
+
+_STATUS_FIELDS = (
+    ("comm_rank", "rank in the communicator"),
+    ("global_rank", "rank in the job; null: nobody told"),
+    ("heartbeat", "alive, stale (collector silent), absent (process ended), unavailable"),
+    ("heartbeat_age_s", "age of what that rests on"),
+    (
+        "probe_dropped_events",
+        "events of this rank lost since its last call here; null: not observed",
+    ),
+    ("reason", "why this rank did not come"),
+    ("call_idx", "its last call on this communicator, to find the line in its trace"),
+)
+
+
+def page() -> str:
+    """The reference of findings."""
+    o = Options()
+    limits = (
+        ("--missing-after", o.missing_after, "an absence is written, as a notice"),
+        ("--late-after", o.late_after, "a rank that came last by more, and was silent, is late"),
+        ("--error-after", o.error_after, "an absence becomes an error"),
+        ("(fixed)", o.silent_after, "a collector that is further behind is silent"),
+    )
+    body = [
+        "One finding is one line of `findings.jsonl`. It is written once while it lasts, again "
+        "when its kind,\nseverity or role changes, and with state `resolved` when it ends; if it "
+        "comes back it is written again.\nThe schema is `nccluprobe/match/finding.schema.json`.",
+        "## Fields",
+        md_table(("field", "meaning"), _FIELDS),
+        "More keys may be added to `details`; those here keep their meaning. "
+        "`call_idx` is given per rank\n(`entered_call_idx`, `calls[].call_idx`).",
+        "### missing_rank_status",
+        md_table(("field", "meaning"), _STATUS_FIELDS),
+        "## Kinds",
+        md_table(("hang_type", "meaning"), list(f.HANG_TYPES.items())),
+        "Reserved for later releases:",
+        md_table(("hang_type", "meaning"), list(f.RESERVED_HANG_TYPES.items())),
+        "## Reasons",
+        md_table(("reason", "meaning"), list(f.REASONS.items())),
+        "## Thresholds",
+        md_table(("option", "seconds", "what"), [(n, v // SECOND, d) for n, v, d in limits]),
+        "With proof an absence is an error at once: the absent rank's process ended, or it ended "
+        "the communicator,\nwhile others wait. A disagreement is written at once as a provisional "
+        f"notice and decided after the next\n{o.decide_calls} calls or "
+        f"{o.decide_after // SECOND} s.",
+        "## The key",
+        "A collective is (comm_uid_hash, instance, comm_seq, api). Without the api in the key the "
+        "aggregation can be\nwrong: with ranks 0-2 in AllReduce #42 and rank 3 in Broadcast #42, "
+        "all four ranks are present at number 42\nand the hang is missed. With the api the two "
+        "groups do not complete; and as the matcher looks at the slot\n(communicator, number) "
+        "first, it says one `collective_mismatch` with rank 3 in the minority, and not two\n"
+        "absences. `tests/unit/match/test_disagreement.py` shows both "
+        "(`test_can_the_aggregation_be_wrong_without_the_api_in_the_key`).",
+        "## What is never said",
+        "A rank is blamed only up to the time for which its own trace speaks (`through`). A rank "
+        "whose collector is\nsilent, or that is not traced, is `rank_not_observed`: never alive, "
+        "never a cause. A communicator of which only\na part is traced is judged on that part; if "
+        "all of it waits, that is `waiting_for_unobserved`.",
+    ]
+    return md_page("Findings", "\n\n".join(body))
