@@ -166,7 +166,7 @@ def _ended_at(e: Endpoint) -> int | None:
 
 def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool:
     """Whether others waited on after it had ended: a whole job going down is no hang."""
-    grace = ctx.options.silent_after
+    grace = min(ctx.options.silent_after, ctx.options.missing_after)
     if e.end is None and ended_abruptly(e.process):
         grace = 0
     return o.until - max(ended_at, o.first) > grace
@@ -264,6 +264,6 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=o.first,
-        culprits=tuple(e.process.source for e in v.missing) if blamed and not learned else (),
-        waiters=tuple(e.process.source for e in o.entered),
+        culprits=tuple(e.process.who for e in v.missing) if blamed and not learned else (),
+        waiters=tuple(e.process.who for e in o.entered),
     )

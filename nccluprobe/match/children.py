@@ -53,15 +53,18 @@ class Children:
         if not self.changed or not self.waiting:
             return
         self.changed = False
-        for at, e in list(self.waiting.items()):
-            if e.info.comm_rank is not None and e.info.nranks is not None:
-                del self.waiting[at]
-                continue
-            found = self._rank_of(at, e, home)
-            if found is not None:
-                rank, nranks = found
-                e.info = replace(e.info, comm_rank=rank, nranks=nranks)
-                del self.waiting[at]
+        for at in [
+            at
+            for at, e in self.waiting.items()
+            if e.info.comm_rank is not None and e.info.nranks is not None
+        ]:
+            del self.waiting[at]
+        # All are worked out before one is taken away: members are counted here.
+        found = {at: self._rank_of(at, e, home) for at, e in self.waiting.items()}
+        for at, place in found.items():
+            if place is not None:
+                e = self.waiting.pop(at)
+                e.info = replace(e.info, comm_rank=place[0], nranks=place[1])
                 join(at, e)
 
     def _rank_of(

@@ -7,6 +7,7 @@ because it waited itself for a late one is not late.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -41,10 +42,12 @@ class Delays:
 
     episodes: dict[tuple[CommKey, int], Episode] = field(default_factory=dict)
 
-    def judge(self, waits: list[LateSlot], missed: dict[int, list[int]], late_after: int) -> None:
+    def judge(
+        self, waits: list[LateSlot], missed: dict[Hashable, list[int]], late_after: int
+    ) -> None:
         """Judge long waits, oldest first.
 
-        ``missed``: source -> times at which its absence was reported: a wait
+        ``missed``: process -> times at which its absence was reported: a wait
         that was an absence finding is not a delay finding as well.
         """
         for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
@@ -60,7 +63,7 @@ class Delays:
         wait: LateSlot,
         rank: int,
         in_time: list[int],
-        missed: dict[int, list[int]],
+        missed: dict[Hashable, list[int]],
         late_after: int,
     ) -> None:
         comm = wait.comm
@@ -77,7 +80,7 @@ class Delays:
         silence = e.process.silence_before(t, t - spread)
         if silence is None or silence[1] - silence[0] <= late_after:
             return
-        if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.source, ())):
+        if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ())):
             return
         if waited_itself(e, wait, silence):
             return
@@ -206,6 +209,6 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=wait.first,
-        culprits=(endpoint.process.source,),
-        waiters=tuple(comm.endpoints[r].process.source for r in e.in_time),
+        culprits=(endpoint.process.who,),
+        waiters=tuple(comm.endpoints[r].process.who for r in e.in_time),
     )

@@ -10,7 +10,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.process import Process
+from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import process_facts
 from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.nccl.enums import RESULTS
@@ -35,7 +35,7 @@ class Errors:
     """Error returns, once per process, function, communicator and code."""
 
     pending: deque[m.Call] = field(default_factory=lambda: deque(maxlen=_PENDING))
-    known: dict[tuple[int, str, int | None, int], _Error] = field(default_factory=dict)
+    known: dict[tuple[Who, str, str | None, int], _Error] = field(default_factory=dict)
 
     def note(self, call: m.Call) -> None:
         """Take a failed call; it is judged when what came with it is known."""
@@ -62,7 +62,8 @@ class Errors:
                 continue
             if call.api == "ncclGroupEnd" and call.group in failed_groups:
                 continue  # the call inside says more
-            key = (call.source, call.api, call.comm, call.rc)
+            comm_hash = endpoint.info.hash if endpoint else call.uid_hash
+            key = (process.who, call.api, comm_hash, call.rc)
             if key in self.known:
                 self.known[key].count += 1
             elif len(self.known) < _KEPT:
@@ -89,7 +90,7 @@ def _finding(error: _Error, ctx: Context) -> Finding:
     comm_hash = e.info.hash if e else call.uid_hash
     where = f" of communicator {comm_hash}" if comm_hash else ""
     return Finding(
-        key=("error", p.info.key if p.info else p.name, call.api, comm_hash, call.rc),
+        key=("error", p.who, call.api, comm_hash, call.rc),
         hang_type="nccl_error_exit",
         run_id=ctx.run_id,
         comm_uid_hash=comm_hash,
@@ -122,5 +123,5 @@ def _finding(error: _Error, ctx: Context) -> Finding:
         role="unknown" if call.rc == _REMOTE or not fatal else "root_cause",
         job=ctx.job,
         since=call.t,
-        culprits=(call.source,),
+        culprits=(p.who,),
     )

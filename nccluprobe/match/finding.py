@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,8 +78,8 @@ class Finding:
     coverage: dict[str, Any] = field(default_factory=dict)
     #: For the wait-for rule and the report, not written.
     since: int = 0
-    culprits: tuple[int, ...] = ()  # sources of the processes it points at
-    waiters: tuple[int, ...] = ()  # sources of the processes that wait
+    culprits: tuple[Hashable, ...] = ()  # processes it points at
+    waiters: tuple[Hashable, ...] = ()  # processes that wait
 
     @property
     def id(self) -> str:

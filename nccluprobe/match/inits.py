@@ -69,7 +69,7 @@ class Inits:
             (
                 c
                 for c in init.claims
-                if c.process is process and c.thread == call.thread and c.t == call.t
+                if c.process.who == process.who and c.thread == call.thread and c.t == call.t
             ),
             None,
         )
@@ -150,7 +150,7 @@ def _missing(init: _Init, ctx: Context) -> Finding | None:
         role="root_cause",
         job=ctx.job,
         since=first,
-        waiters=tuple(c.process.source for c in waiting),
+        waiters=tuple(c.process.who for c in waiting),
     )
 
 
@@ -168,7 +168,7 @@ def _conflicts(init: _Init, ctx: Context) -> list[Finding]:
                 (a, b)
                 for i, a in enumerate(claims)
                 for b in claims[i + 1 :]
-                if a.process is not b.process and b.t <= _ends(a)
+                if a.process.who != b.process.who and b.t <= _ends(a)
             ),
             None,
         )
@@ -215,5 +215,5 @@ def _conflict(init: _Init, rank: int, pair: tuple[_Claim, _Claim], ctx: Context)
         role="root_cause",
         job=ctx.job,
         since=pair[1].t,
-        culprits=tuple(c.process.source for c in pair),
+        culprits=tuple(c.process.who for c in pair),
     )

@@ -30,8 +30,8 @@ class Matcher(State):
         self.book = Book()
         self.delays = Delays()
         self.mismatches = Mismatches()
-        #: source -> when its absence was reported, newest last
-        self._missed: dict[int, list[int]] = {}
+        #: process -> when its absence was reported, newest last
+        self._missed: dict[Hashable, list[int]] = {}
         self._late: list[LateSlot] = []
         self._nows: dict[Hashable, int] = {}
         self._labels: dict[Hashable, str] = {}
@@ -137,8 +137,8 @@ class Matcher(State):
         for w in waits:
             if w.finding is None:
                 continue
-            for source in w.finding.culprits:
-                times = self._missed.setdefault(source, [])
+            for who in w.finding.culprits:
+                times = self._missed.setdefault(who, [])
                 times.append(w.finding.detected_at)
                 del times[:-16]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class Fault:
     comm: Communicator
     slot: int
     finding: Finding
-    members: frozenset[int]  # sources
+    members: frozenset[Hashable]  # processes
     repeated: int = 0
 
 
@@ -69,7 +70,7 @@ class Mismatches:
             known.slot = slot
             known.finding.details["repeated"] = known.repeated
             return
-        members = frozenset(e.process.source for e in comm.endpoints.values())
+        members = frozenset(e.process.who for e in comm.endpoints.values())
         fault = self._known[key] = Fault(comm, slot, f, members)
         if len(self.faults) < _KEPT:
             self.faults.append(fault)
@@ -153,7 +154,7 @@ def _finding(
     if (note := _explanation(model, own)) is not None:
         details["explanation"] = note
     details["summary"] = _summary(comm, details, model, own, verdict, decision)
-    blamed = tuple(by_rank[r].process.source for r in verdict.ranks) if named else ()
+    blamed = tuple(by_rank[r].process.who for r in verdict.ranks) if named else ()
     return Finding(
         key=("disagreement", *comm.key, d.slot, number),
         hang_type="collective_mismatch" if shift is None else "skipped_or_extra_call",
@@ -168,12 +169,12 @@ def _finding(
         coverage=coverage_of(comm, ctx.now, limit),
         since=min(entries),
         culprits=blamed,
-        waiters=tuple(_sources(comm.members())),
+        waiters=tuple(_processes(comm.members())),
     )
 
 
-def _sources(endpoints: list[Endpoint]) -> list[int]:
-    return [e.process.source for e in endpoints]
+def _processes(endpoints: list[Endpoint]) -> list[Hashable]:
+    return [e.process.who for e in endpoints]
 
 
 def _explanation(model: Signature, own: Signature) -> str | None:

@@ -19,6 +19,10 @@ _KEPT_LOSSES = 1024
 _KEPT_GROUPS = 4096
 
 
+#: A process: its key, or the number of a source that has not said whose it is.
+Who = m.ProcessKey | int
+
+
 @dataclass(frozen=True)
 class Inside:
     """A call that a process is inside of."""
@@ -78,6 +82,11 @@ class Process:
     def boot_id(self) -> str:
         """Boot of its host: times of one boot compare exactly."""
         return self.info.key.boot_id if self.info else ""
+
+    @property
+    def who(self) -> Who:
+        """The process itself: two tracers of one process give the same."""
+        return self.info.key if self.info else self.source
 
     @property
     def ended(self) -> bool:

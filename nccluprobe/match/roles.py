@@ -7,6 +7,7 @@ other in a circle leave the role unknown.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from nccluprobe.match.absence import OpenSlot, strongest
@@ -36,21 +37,21 @@ class Wait:
     finding: Finding | None
 
     @property
-    def waiting(self) -> frozenset[int]:
-        """Sources of the processes that wait in it."""
-        return frozenset(e.process.source for e in self.slot.entered)
+    def waiting(self) -> frozenset[Hashable]:
+        """Processes that wait in it."""
+        return frozenset(e.process.who for e in self.slot.entered)
 
 
-def _blockers(wait: Wait, waits: list[Wait]) -> dict[int, list[Wait]]:
+def _blockers(wait: Wait, waits: list[Wait]) -> dict[Hashable, list[Wait]]:
     """Absent process -> open slots of other communicators in which it waits."""
-    found: dict[int, list[Wait]] = {}
+    found: dict[Hashable, list[Wait]] = {}
     for e in wait.slot.absent:
         if e.process.ended or e.end is not None:
             continue
-        source = e.process.source
-        elsewhere = [w for w in waits if w is not wait and source in w.waiting]
+        who = e.process.who
+        elsewhere = [w for w in waits if w is not wait and who in w.waiting]
         if elsewhere:
-            found[source] = sorted(elsewhere, key=lambda w: (w.slot.first, w.comm.key))
+            found[who] = sorted(elsewhere, key=lambda w: (w.slot.first, w.comm.key))
     return found
 
 
@@ -70,29 +71,31 @@ def assign(waits: list[Wait], findings: list[Finding]) -> None:
     _one_cause_per_culprit(waits)
 
 
-def _mark_waiting(status: dict[str, object], wait: Wait, blockers: dict[int, list[Wait]]) -> None:
+def _mark_waiting(
+    status: dict[str, object], wait: Wait, blockers: dict[Hashable, list[Wait]]
+) -> None:
     rank = status["comm_rank"]
     e = next((e for e in wait.slot.absent if e.comm_rank == rank), None)
-    if e is None or e.process.source not in blockers:
+    if e is None or e.process.who not in blockers:
         return
     if status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call"):
-        other = blockers[e.process.source][0]
+        other = blockers[e.process.who][0]
         status["reason"] = "rank_waiting_elsewhere"
         status["waits_in_comm"] = other.comm.key.hash
         status["waits_in_comm_seq"] = other.comm.seq(other.slot.slot)
 
 
-def _cause_elsewhere(source: int, wait: Wait, others: list[Finding]) -> str | None:
+def _cause_elsewhere(who: Hashable, wait: Wait, others: list[Finding]) -> str | None:
     """Another kind of finding that keeps this process from coming."""
-    e = next(e for e in wait.slot.absent if e.process.source == source)
+    e = next(e for e in wait.slot.absent if e.process.who == who)
     if e.process.ended:
         others = [f for f in others if f.hang_type == "nccl_error_exit"]
     for f in others:
         if f.hang_type == "nccl_error_exit":
             # It failed after its last good call here, and did not come since.
-            if source in f.culprits and f.role == "root_cause" and f.since >= e.last_t:
+            if who in f.culprits and f.role == "root_cause" and f.since >= e.last_t:
                 return f.id
-        elif source in f.waiters or source in f.culprits:
+        elif who in f.waiters or who in f.culprits:
             return f.id
     return None
 
@@ -100,8 +103,8 @@ def _cause_elsewhere(source: int, wait: Wait, others: list[Finding]) -> str | No
 def _assign_one(
     wait: Wait,
     f: Finding,
-    blockers: dict[int, list[Wait]],
-    blocked: dict[int, dict[int, list[Wait]]],
+    blockers: dict[Hashable, list[Wait]],
+    blocked: dict[int, dict[Hashable, list[Wait]]],
     others: list[Finding],
 ) -> None:
     reasons = {s["reason"] for s in f.details["missing_rank_status"]}
@@ -128,7 +131,7 @@ def _assign_one(
         f.role, f.downstream_of = "downstream", upstream.id
 
 
-def _in_circle(start: Wait, blocked: dict[int, dict[int, list[Wait]]]) -> bool:
+def _in_circle(start: Wait, blocked: dict[int, dict[Hashable, list[Wait]]]) -> bool:
     seen: set[int] = set()
     stack = [w for ws in blocked[id(start)].values() for w in ws]
     while stack:
@@ -144,7 +147,7 @@ def _in_circle(start: Wait, blocked: dict[int, dict[int, list[Wait]]]) -> bool:
 
 def _one_cause_per_culprit(waits: list[Wait]) -> None:
     """One rank that is missing on several communicators is one cause: the oldest wait."""
-    first: dict[int, Finding] = {}
+    first: dict[Hashable, Finding] = {}
     causes = sorted(
         (w for w in waits if w.finding is not None and w.finding.role == "root_cause"),
         key=lambda w: (w.slot.first, w.comm.key),

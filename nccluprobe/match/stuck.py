@@ -92,5 +92,5 @@ def _finding(
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
         since=max(e.last_t for e in members),
-        waiters=tuple(e.process.source for e in members),
+        waiters=tuple(e.process.who for e in members),
     )

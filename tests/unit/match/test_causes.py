@@ -1,0 +1,218 @@
+"""Cause or consequence; jobs; order of arrival; memory."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Comm, Host, Job, unix
+
+AR = "ncclAllReduce"
+
+
+def grid(tp: int = 2, dp: int = 2) -> tuple[Job, list[Comm], dict[int, Comm], dict[int, Comm]]:
+    """Ranks with a world, a tensor-parallel and a data-parallel communicator."""
+    job = Job()
+    world = job.world(tp * dp)
+    tps, dps = {}, {}
+    for r, c in enumerate(world):
+        tps[r] = c.proc.comm(f"00000000000010{r // tp:02d}", r % tp, tp)
+        dps[r] = c.proc.comm(f"00000000000020{r % tp:02d}", r // tp, dp)
+    return job, world, tps, dps
+
+
+def test_a_chain_has_one_cause() -> None:
+    """Rank 3 stalls; rank 2 waits for it in TP, rank 0 waits for rank 2 in DP."""
+    job, world, tps, dps = grid()
+    t = steps([*world, *tps.values(), *dps.values()], 5)
+    for r in (0, 1, 2):
+        world[r].proc.call(tps[r], AR, t)
+    for r in (0, 1):
+        world[r].proc.call(dps[r], AR, t + 1)
+    cover(job.procs, t + 70)
+    found = analyze_job(job)
+    by_comm = {f.comm_uid_hash: f for f in found}
+    assert set(by_comm) == {"0000000000001001", "0000000000002000", "0000000000002001"}
+    cause = by_comm["0000000000001001"]
+    assert (cause.role, cause.details["missing_comm_ranks"]) == ("root_cause", [1])
+    chain = by_comm["0000000000002000"]
+    assert (chain.role, chain.downstream_of) == ("downstream", cause.id)
+    assert chain.details["reason"] == "rank_waiting_elsewhere"
+    assert chain.details["missing_rank_status"][0]["waits_in_comm"] == "0000000000001001"
+    other = by_comm["0000000000002001"]  # rank 3 again, on another communicator
+    assert (other.role, other.downstream_of) == ("downstream", cause.id)
+
+
+def test_ranks_that_wait_for_each_other_leave_the_cause_open() -> None:
+    job = Job()
+    p, q = job.proc(0), job.proc(1)
+    x = [p.comm("00000000000000a0", 0, 2), q.comm("00000000000000a0", 1, 2)]
+    y = [p.comm("00000000000000b0", 0, 2), q.comm("00000000000000b0", 1, 2)]
+    t = steps(x + y, 5)
+    p.call(x[0], AR, t)
+    q.call(y[1], AR, t)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert len(found) == 2
+    assert {f.role for f in found} == {"unknown"}
+    assert {f.details["reason"] for f in found} == {"rank_waiting_elsewhere"}
+
+
+def test_a_mismatch_is_the_cause_of_absences_elsewhere() -> None:
+    job, world, tps, dps = grid()
+    t = steps([*world, *tps.values(), *dps.values()], 5)
+    world[0].proc.call(tps[0], AR, t, count=1)
+    world[1].proc.call(tps[1], AR, t, count=2)
+    for r in (2, 3):
+        world[r].proc.call(tps[r], AR, t)
+        world[r].proc.call(dps[r], AR, t + 1)
+    cover(job.procs, t + 70)
+    found = {f.comm_uid_hash: f for f in analyze_job(job)}
+    cause = found["0000000000001000"]
+    assert (cause.hang_type, cause.role) == ("collective_mismatch", "root_cause")
+    assert found["0000000000002000"].downstream_of == cause.id
+    assert found["0000000000002001"].downstream_of == cause.id
+
+
+def test_two_jobs_on_one_node_are_reported_apart() -> None:
+    job = Job()
+    for n, comm_hash in enumerate(("00000000000000a1", "00000000000000b2")):
+        comms = [job.proc(r, pid=100 * (n + 1) + r).comm(comm_hash, r, 3) for r in range(3)]
+        t = steps(comms, 5 + n)
+        steps(comms[:2], 1, start=t)
+    cover(job.procs, 70)
+    found = analyze_job(job)
+    assert [(f.comm_uid_hash, f.comm_seq) for f in found] == [
+        ("00000000000000a1", 5),
+        ("00000000000000b2", 6),
+    ]
+    assert [f.job for f in found] == ["00000000000000a1", "00000000000000b2"]
+    assert [f.role for f in found] == ["root_cause", "root_cause"]
+
+
+def test_each_job_is_judged_at_the_end_of_its_own_traces() -> None:
+    """A job that ended well a day before another one is not silent."""
+    job = Job()
+    old = [job.proc(r, pid=100 + r).comm("00000000000000a1", r, 2) for r in range(2)]
+    steps(old, 5)
+    steps(old[:1], 1, start=2.0)
+    for c in old:
+        c.proc.cover(0.5, 20)
+    new = [job.proc(r, pid=200 + r).comm("00000000000000b2", r, 2, t=90_000) for r in range(2)]
+    steps(new, 5, start=90_001)
+    for c in new:
+        c.proc.cover(90_000, 90_100)
+    assert analyze_job(job) == []
+
+
+def test_one_job_whose_nodes_chose_different_run_ids_is_one_job() -> None:
+    job = Job()
+    hosts = [Host("a"), Host("b")]
+    comms = [
+        job.proc(r, hosts[r // 2], run_id=f"run-{r // 2}").comm("00000000000000aa", r, 4)
+        for r in range(4)
+    ]
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [3]
+    assert f.run_id == "run-0"
+
+
+def test_two_claims_of_one_comm_rank_are_ambiguous_and_not_judged() -> None:
+    job = Job()
+    comms = job.world(3)
+    twin = job.proc(None, pid=55).comm("00000000000000aa", 2, 3)
+    t = steps([*comms, twin], 5)
+    steps(comms[:2], 1, start=t)
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
+def test_communicators_with_one_hash_are_told_apart_by_instance() -> None:
+    job = Job()
+    first = job.world(3)
+    second = [c.proc.comm("00000000000000aa", r, 3, instance=1) for r, c in enumerate(first)]
+    steps(first, 7)
+    t = steps(second, 5)
+    steps(second[:2], 1, start=t)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert (f.comm_seq, f.details["instance"]) == (5, 1)
+
+
+def _mixed_job() -> Job:
+    """An absence, a delay, a mismatch and a consequence, on several communicators."""
+    job, world, tps, dps = grid(2, 3)
+    t = steps([*world, *tps.values(), *dps.values()], 20)
+    for r, c in enumerate(world):
+        c.proc.call(c, AR, t + (40 if r == 5 else 0))
+    t = steps(world, 3, start=t + 41)
+    for r, c in enumerate(world):
+        c.proc.call(tps[r], AR, t, count=9 if r == 2 else 8)
+    for r in (0, 2, 4):
+        world[r].proc.call(dps[r], AR, t + 1)
+    world[1].proc.group([(dps[1], AR, {}), (dps[1], AR, {})], t + 1.5)
+    cover(job.procs, t + 70)
+    return job
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_order_of_arrival_does_not_matter(seed: int) -> None:
+    job = _mixed_job()
+
+    def outcome(run: Run) -> list[dict[str, Any]]:
+        run.scan()
+        return sorted((f.to_json() for f in run.analysis.matcher.book.all()), key=lambda f: f["id"])
+
+    plain = Run(job)
+    plain.all()
+    rng = random.Random(seed)
+    shuffled = Run(job)
+    while any(at < len(lines) for at, lines in zip(shuffled.at, shuffled.lines, strict=True)):
+        left = [i for i, at in enumerate(shuffled.at) if at < len(shuffled.lines[i])]
+        shuffled.feed(rng.choice(left), rng.choice([1, 2, 7, 50, None]))
+    assert outcome(shuffled) == outcome(plain)
+    assert len(plain.analysis.matcher.book.all()) >= 3
+
+
+def test_memory_is_bounded_when_a_collector_is_silent_and_the_job_goes_on() -> None:
+    job = Job()
+    comms = job.world(3)
+    steps(comms, 10)
+    job.procs[2].cover(0.5, 3)
+    steps(comms[:2], 20_000, start=2.0, step=0.05)
+    cover(job.procs[:2], 1000)
+    run = Run(job)
+    most = 0
+    for at in range(0, 1001, 10):
+        run.until(at)
+        assert run.scan(unix(at)) == []
+        most = max(most, *(len(e.rows) for e in run.analysis.matcher.endpoints.values()))
+    assert most < 4000
+
+
+def test_a_collector_that_comes_back_is_waited_for_again() -> None:
+    job = Job()
+    comms = job.world(3)
+    steps(comms[:2], 20_000, start=2.0, step=0.02)
+    steps(comms[2:], 10, start=2.0, step=0.02)
+    p = comms[2].proc
+    p.cover(0.5, 2.1)
+    # Its ring overflowed while the collector was stopped: most calls are lost.
+    comms[2].ords = comms[2].idx = 19_000
+    steps(comms[2:], 1000, start=382.0, step=0.02)
+    p.cover(382, 900, lost_kernel=18_990)
+    steps(comms[:2], 1, start=450.0)
+    cover(job.procs[:2], 900)
+    run = Run(job)
+    found = []
+    for at in range(0, 901, 5):
+        run.until(at)
+        found += [(f.state, f.comm_seq, f.severity) for f in run.scan(unix(at))]
+    assert found == [("open", 20_000, "notice"), ("open", 20_000, "error")]

@@ -1,0 +1,246 @@
+"""Initialisation, error returns, communicators that end."""
+
+from __future__ import annotations
+
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Job, Proc, unix
+
+UID = "00000000000000cc"
+
+
+def init(
+    p: Proc, rank: int, t: float, nranks: int = 4, inside: bool = False, **more: object
+) -> None:
+    args = {"uid_hash": UID, "nranks": nranks, "rank": rank, **more}
+    if inside:
+        p.enter(None, "ncclCommInitRankConfig", t, **args)
+    else:
+        p.call(None, "ncclCommInitRankConfig", t, dur=args.pop("dur", 1.0), new_comm=None, **args)  # type: ignore[arg-type]
+
+
+def test_ranks_that_did_not_come_to_the_initialisation() -> None:
+    job = Job()
+    for r in (0, 1, 3):
+        init(job.proc(r), r, 1.0, inside=True)
+    cover(job.procs, 70)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "comm_init_missing_enter"
+    assert f.comm_uid_hash == UID
+    assert f.comm_seq is None
+    assert f.details["entered_comm_ranks"] == [0, 1, 3]
+    assert f.details["missing_comm_ranks"] == [2]
+    assert f.details["missing_rank_status"][0]["global_rank"] is None
+    assert f.severity == "notice"
+    cover(job.procs, 400)
+    (f,) = analyze_job(job)
+    assert f.severity == "error"
+
+
+def test_initialisation_of_a_partial_view_that_ends_well() -> None:
+    job = Job()
+    for r in range(2):
+        init(job.proc(r), r, 1.0, nranks=512)
+    cover(job.procs, 400)
+    assert analyze_job(job) == []
+
+
+def test_all_in_the_initialisation() -> None:
+    job = Job()
+    for r in range(4):
+        init(job.proc(r), r, 1.0, inside=True)
+    cover(job.procs, 400)
+    assert analyze_job(job) == []
+
+
+def test_two_processes_claim_one_rank() -> None:
+    job = Job()
+    init(job.proc(0), 0, 1.0, inside=True)
+    init(job.proc(1), 1, 1.0, inside=True)
+    init(job.proc(None, pid=77), 1, 2.0, inside=True)
+    cover(job.procs, 10)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "comm_init_rank_conflict"
+    assert f.details["comm_rank"] == 1
+    assert {c["pid"] for c in f.details["claimed_by"]} == {1001, 77}
+    assert f.severity == "error"
+
+
+def test_a_process_that_takes_over_after_the_first_gave_up_is_no_conflict() -> None:
+    job = Job()
+    p = job.proc(0)
+    init(p, 0, 1.0, rc=2)
+    p.end(5.0, code=1)
+    init(job.proc(None, pid=77), 0, 6.0, inside=True)
+    p.cover(0.5, 5.0)
+    job.procs[1].cover(0.5, 20)
+    assert [f.hang_type for f in analyze_job(job)] == ["nccl_error_exit"]
+
+
+def test_an_error_return() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for _ in range(2):
+        comms[1].proc.call(comms[1], "ncclAllReduce", t, rc=5)
+    cover(job.procs, t + 10)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "nccl_error_exit"
+    assert (f.details["comm_rank"], f.details["result"]) == (1, "ncclInvalidUsage")
+    assert (f.details["times"], f.details["call_idx"]) == (2, 5)
+    assert (f.severity, f.role) == ("error", "root_cause")
+
+
+def test_the_absence_after_an_error_return_is_a_consequence() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[1].proc.call(comms[1], "ncclAllReduce", t, rc=5)
+    steps([comms[0], comms[2]], 1, start=t)
+    cover(job.procs, t + 70)
+    found = {f.hang_type: f for f in analyze_job(job)}
+    absence, error = found["collective_missing_enter"], found["nccl_error_exit"]
+    assert (absence.role, absence.downstream_of) == ("downstream", error.id)
+    assert error.role == "root_cause"
+
+
+def test_calls_in_flight_at_an_abort_are_no_errors() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", t, dur=10.0, rc=3)
+        c.proc.comm_end(c, t + 9.9, "abort")
+        c.proc.call(c, "ncclCommAbort", t + 9.9, dur=0.2)
+    cover(job.procs, t + 20)
+    assert analyze_job(job) == []
+
+
+def test_an_error_of_a_registration_is_a_notice() -> None:
+    job = Job()
+    comms = job.world(2)
+    steps(comms, 5)
+    comms[0].proc.call(comms[0], "ncclCommRegister", 3.0, rc=5)
+    cover(job.procs, 20)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity) == ("nccl_error_exit", "notice")
+
+
+def test_a_communicator_ended_under_its_waiters() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    comms[3].proc.comm_end(comms[3], t + 1, "abort")
+    cover(job.procs, t + 10)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "comm_ended_under_waiters"
+    assert f.details["missing_comm_ranks"] == [3]
+    assert f.details["missing_rank_status"][0]["comm_end"] == "abort"
+    assert (f.severity, f.role) == ("error", "root_cause")
+
+
+def test_all_abort_within_seconds() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    for r, c in enumerate(comms):
+        c.proc.comm_end(c, t + 1 + 0.5 * (3 - r), "abort")
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
+def test_the_waiters_gave_up_first() -> None:
+    """The watchdogs of the others abort after ten minutes; the one absent is still named."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    for c in comms[:3]:
+        c.proc.comm_end(c, t + 600, "abort")
+    comms[3].proc.comm_end(comms[3], t + 630, "abort")
+    cover(job.procs, t + 640)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "collective_missing_enter"
+    assert f.details["missing_comm_ranks"] == [3]
+    assert f.details["waited_s"] == 600.0
+
+
+def test_a_communicator_that_ended_is_forgotten() -> None:
+    job = Job()
+    p = job.proc(0), job.proc(1)
+    for i in range(50):
+        comms = [x.comm(f"{i:016x}", r, 2, t=1.0 + i) for r, x in enumerate(p)]
+        steps(comms, 3, start=1.1 + i)
+        for c in comms:
+            c.proc.comm_end(c, 1.9 + i)
+    cover(job.procs, 60)
+    run = Run(job)
+    run.all()
+    assert run.scan(unix(60)) == []
+    matcher = run.analysis.matcher
+    assert matcher.comms_seen == 50
+    assert not matcher.comms
+    assert not matcher.endpoints
+
+
+def test_ranks_of_a_split_follow_from_all_members() -> None:
+    job = Job()
+    comms = job.world(4)
+    children = []
+    for r, c in enumerate(comms):
+        p = c.proc
+        child = p.comm(
+            f"00000000000000d{r % 2}",
+            None,
+            None,
+            t=2.0,
+            learnt="split",
+            parent=c.id,
+            child=1,
+            color=r % 2,
+        )
+        p.call(c, "ncclCommSplit", 1.0, dur=0.5, color=r % 2, key=-r, ord=1, new_comm=child.id)
+        children.append(child)
+    t = steps(children, 5, start=3.0)
+    steps(children[:3], 1, start=t)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert f.comm_uid_hash == "00000000000000d1"
+    assert f.details["expected_nranks"] == 2
+    # Keys are in descending order: rank 3 of the parent is rank 0 of the child.
+    assert f.details["missing_comm_ranks"] == [0]
+    assert f.details["missing_rank_status"][0]["global_rank"] == 3
+
+
+def test_ranks_of_a_shrink_keep_the_parents_order() -> None:
+    job = Job()
+    comms = job.world(4)
+    children = []
+    for c in (comms[0], comms[2], comms[3]):
+        children.append(
+            c.proc.comm("00000000000000d0", None, 3, t=2.0, learnt="shrink", parent=c.id, child=1)
+        )
+    t = steps(children, 5, start=3.0)
+    steps(children[:2], 1, start=t)
+    cover(job.procs, t + 61)
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [2]
+    assert f.details["missing_rank_status"][0]["global_rank"] == 3
+
+
+def test_split_children_of_a_partial_view_are_not_joinable_and_not_judged() -> None:
+    job = Job()
+    comms = job.world(2, nranks=8)
+    children = []
+    for c in comms:
+        children.append(
+            c.proc.comm("00000000000000d0", None, None, t=2.0, learnt="split", parent=c.id, child=1)
+        )
+    steps(children[:1], 20_000, start=3.0, step=0.001)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    assert run.scan() == []
+    rows = [len(e.rows) for e in run.analysis.matcher.endpoints.values()]
+    assert max(rows) <= 4096

@@ -1,0 +1,283 @@
+"""Files: tails, parts, torn and hostile lines, links."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Job, Proc
+
+from nccluprobe.match.decode import Decoder
+from nccluprobe.match.options import Options
+from nccluprobe.match.pipeline import Analysis
+from nccluprobe.match.signature import SignatureTable
+from nccluprobe.trace.reader import TraceReader
+from nccluprobe.trace.schema import json_schema
+
+
+def hung_job() -> Job:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 61)
+    return job
+
+
+def read_all(reader: TraceReader, analysis: Analysis) -> None:
+    reader.discover(force=True)
+    analysis.open(reader.names())
+    for c in reader.poll():
+        through = analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+        reader.at_time(c.source, through)
+
+
+def analyze_dir(*folders: Path, run_id: str | None = None) -> tuple[Analysis, TraceReader]:
+    reader, analysis = TraceReader(folders, run_id), Analysis(Options())
+    read_all(reader, analysis)
+    analysis.scan()
+    return analysis, reader
+
+
+def verdict(analysis: Analysis) -> list[tuple[str, int | None, list[int]]]:
+    return [
+        (f.hang_type, f.comm_seq, f.details["missing_comm_ranks"])
+        for f in analysis.matcher.book.all()
+    ]
+
+
+EXPECTED = [("collective_missing_enter", 42, [3])]
+
+
+def test_made_up_traces_are_valid() -> None:
+    job = hung_job()
+    p = job.procs[0]
+    c = p.comms[0]
+    p.group([(c, "ncclBroadcast", {}), (c, "ncclSend", {"peer": 1})], 70.0, state="inside")
+    p.enter(c, "ncclReduceScatter", 71.0)
+    p.call(c, "ncclAllReduce", 72.0, rc=None)
+    p.comm_end(c, 73.0)
+    p.end(74.0, how="signaled", signal=9)
+    validator = jsonschema.Draft202012Validator(json_schema())
+    for proc in job.procs:
+        for line in proc.output():
+            validator.validate(line)
+
+
+@pytest.mark.parametrize("depth", ["run", "tracing", "out"])
+def test_a_run_folder_or_any_folder_above(tmp_path: Path, depth: str) -> None:
+    hung_job().write(tmp_path)
+    folder = {"run": tmp_path / "tracing/run", "tracing": tmp_path / "tracing", "out": tmp_path}
+    analysis, reader = analyze_dir(folder[depth])
+    assert verdict(analysis) == EXPECTED
+    assert reader.counts.files == 4
+
+
+def test_several_folders_with_one_trace_each(tmp_path: Path) -> None:
+    job = hung_job()
+    folders = []
+    for i, p in enumerate(job.procs):
+        folders.append(Job(procs=[p]).write(tmp_path / str(i)))
+    analysis, _ = analyze_dir(*folders)
+    assert verdict(analysis) == EXPECTED
+
+
+def test_only_one_run(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    assert verdict(analyze_dir(tmp_path, run_id="run")[0]) == EXPECTED
+    analysis, _ = analyze_dir(tmp_path, run_id="other")
+    assert not analysis.matcher.processes
+
+
+def test_files_grow_and_appear_while_reading(tmp_path: Path) -> None:
+    job = hung_job()
+    data = [p.data() for p in job.procs]
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    at = [0] * 4
+    for step in range(40):
+        for i, d in enumerate(data):
+            if step < 5 * i:
+                continue
+            end = len(d) if step == 39 else min(len(d), at[i] + 777)
+            with (tmp_path / f"{i}.jsonl").open("ab") as f:
+                f.write(d[at[i] : end])
+            at[i] = end
+        read_all(reader, analysis)
+    analysis.scan()
+    assert verdict(analysis) == EXPECTED
+    assert analysis.decoder.counts.bad_lines == 0
+    assert analysis.decoder.counts.lines == sum(d.count(b"\n") for d in data)
+
+
+def test_parts_are_read_in_order(tmp_path: Path) -> None:
+    job = hung_job()
+    for p in job.procs:
+        lines = p.output()
+        comm = next(line for line in lines if line["kind"] == "comm")
+        clock = next(line for line in lines if line["kind"] == "clock")
+        third = len(lines) // 3
+        pieces = [lines[:third], lines[third : 2 * third], lines[2 * third :]]
+        # Made in the wrong order, on purpose.
+        for n in (2, 0, 1):
+            head = [] if n == 0 else [p.header(part=n), clock, comm]
+            name = p.name + (f".part{n}" if n else "")
+            body = b"".join(orjson.dumps(x) + b"\n" for x in [*head, *pieces[n]])
+            (tmp_path / f"{name}.jsonl").write_bytes(body)
+    analysis, reader = analyze_dir(tmp_path)
+    assert verdict(analysis) == EXPECTED
+    assert len(reader.names()) == 4
+    assert all(e.lost == 0 for e in analysis.matcher.endpoints.values())
+
+
+def test_a_part_that_was_deleted_before_it_was_read(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    reader.discover(force=True)
+    (tmp_path / "tracing/run/rank_0_pid_1000.jsonl").unlink()
+    read_all(reader, analysis)
+    assert reader.counts.vanished_files == 1
+    assert len([p for p in analysis.matcher.processes.values() if p.info]) == 3
+
+
+def test_a_torn_last_line_is_counted_and_harmless(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    with (tmp_path / "tracing/run/rank_1_pid_1001.jsonl").open("ab") as f:
+        f.write(b'{"kind":"call","api":"ncclAllRed')
+    analysis, reader = analyze_dir(tmp_path)
+    assert verdict(analysis) == EXPECTED
+    assert reader.torn_lines() == 1
+    with (tmp_path / "tracing/run/rank_1_pid_1001.jsonl").open("ab") as f:
+        f.write(b'uce"}\n')
+    read_all(reader, analysis)
+    assert reader.torn_lines() == 0
+
+
+HOSTILE = [
+    b"",
+    b"not json",
+    b"\xff\xfe\x00",
+    b"[]",
+    b"null",
+    b"17",
+    b'"call"',
+    b"{}",
+    b'{"kind":null}',
+    b'{"kind":"call"}',
+    b'{"kind":"call","api":"ncclAllReduce","t":"x"}',
+    b'{"kind":"call","api":["a"],"t":1,"dur":1,"rc":0,"thread":1,"comm":0,"ord":1,"idx":1}',
+    b'{"kind":"call","api":"ncclAllReduce","t":1.5,"dur":1,"rc":0,"thread":1,"comm":0,"ord":1,"idx":1}',
+    b'{"kind":"call","api":"ncclAllReduce","t":1e400,"dur":1,"rc":0,"thread":1}',
+    b'{"kind":"call","api":"ncclAllReduce","t":99999999999999999999,"dur":1,"rc":0,"thread":1}',
+    b'{"kind":"call","api":"ncclAllReduce","t":-5,"dur":1,"rc":0,"thread":1,"comm":0,"ord":1,'
+    b'"idx":1,"count":1,"datatype":"a","op":"sum"}',
+    b'{"kind":"call","api":"ncclAllReduce","t":5,"dur":1,"rc":0,"thread":1,"comm":"0","ord":1,'
+    b'"idx":1,"count":1,"datatype":"a","op":"sum"}',
+    b'{"kind":"call","api":"ncclAllReduce","t":5,"dur":1,"rc":0,"thread":1,"comm":0,"ord":1,'
+    b'"idx":1,"count":[1],"datatype":"a","op":"sum"}',
+    b'{"kind":"call","api":"ncclNew","t":5,"dur":1,"rc":0,"thread":1}',
+    b'{"kind":"comm","id":"x"}',
+    b'{"kind":"comm","id":5,"t":1,"hash":5,"instance":0,"learnt":"init"}',
+    b'{"kind":"coverage","t":1,"through":1}',
+    b'{"kind":"process_end"}',
+    b'{"kind":"clock","mono":"a","unix":[]}',
+    b'{"kind":"enter","api":{},"t":1,"thread":1}',
+    b'{"kind":"span","anything":1}',
+    b'{"kind":"from_the_future","x":1}',
+    b'{"kind":"process","boot_id":5}',
+    b'{"a":1}',
+    b'"t":5}',
+    b'{"kind":"state"',
+    b"{" * 5000,
+    b'{"kind":"enter","api":"ncclAllReduce","t":1,"thread":1,"comm":0,"idx":1,"ord":-7,'
+    b'"count":1,"datatype":"a","op":"sum"}',
+]
+
+
+def test_hostile_lines_cost_only_themselves(tmp_path: Path) -> None:
+    job = hung_job()
+    for i, p in enumerate(job.procs):
+        lines = p.data().splitlines()
+        mixed: list[bytes] = [lines[0]]
+        for n, line in enumerate(lines[1:]):
+            mixed += [HOSTILE[(n + i) % len(HOSTILE)], line]
+        (tmp_path / f"{i}.jsonl").write_bytes(b"\n".join(mixed) + b"\n")
+    analysis, _ = analyze_dir(tmp_path)
+    assert verdict(analysis) == EXPECTED
+    counts = analysis.decoder.counts
+    assert counts.bad_lines > 100
+    assert counts.unknown_kinds["from_the_future"] > 0
+    assert counts.unknown_apis["ncclNew"] > 0
+    assert len(counts.examples) == 20
+    assert ".jsonl:" in counts.examples[0]
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+def test_each_hostile_line_alone(line: bytes) -> None:
+    decoder = Decoder(SignatureTable())
+    decoder.decode(0, "x", 1, [line], True)
+
+
+def test_a_file_of_nothing_but_rubbish(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(bytes(range(256)) * 1000)
+    (tmp_path / "b.jsonl").write_bytes(b"")
+    (tmp_path / "c.jsonl").write_bytes(b"x" * (9 << 20))
+    analysis, _ = analyze_dir(tmp_path)
+    assert verdict(analysis) == []
+
+
+def test_links_are_not_followed_and_loops_end(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    (tmp_path / "tracing" / "loop").symlink_to(tmp_path)
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    analysis, reader = analyze_dir(tmp_path)
+    assert verdict(analysis) == EXPECTED
+    assert reader.counts.skipped_links >= 2
+    assert reader.counts.files == 4
+
+
+def test_folders_that_do_not_change_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung_job().write(tmp_path)
+    for folder in (tmp_path, tmp_path / "tracing", tmp_path / "tracing/run"):
+        os.utime(folder, (1, 1))
+    reader = TraceReader([tmp_path])
+    reader.discover(force=True)
+
+    def scandir(path: object) -> Any:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    reader.discover(force=True)
+
+
+def test_our_own_output_is_not_read_as_a_trace(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    (tmp_path / "tracing/run/findings.jsonl").write_text('{"kind":"call"}\n')
+    _, reader = analyze_dir(tmp_path)
+    assert reader.counts.files == 4
+
+
+def test_two_tracers_of_one_process_are_two_sources(tmp_path: Path) -> None:
+    job = hung_job()
+    job.write(tmp_path)
+    p: Proc = job.procs[0]
+    (tmp_path / "tracing/run/rank_0_pid_1000_node0_5.jsonl").write_bytes(p.data())
+    analysis, reader = analyze_dir(tmp_path)
+    assert len(reader.names()) == 5
+    assert verdict(analysis) == EXPECTED
+
+
+def test_the_same_findings_from_files_and_from_memory(tmp_path: Path) -> None:
+    job = hung_job()
+    job.write(tmp_path)
+    analysis, _ = analyze_dir(tmp_path)
+    assert [f.to_json() for f in analysis.matcher.book.all()] == [
+        f.to_json() for f in analyze_job(job)
+    ]
