@@ -227,8 +227,8 @@ class ExitWatcher:
                 found.event = (status, t_ns)
         for pid, t_ns in events.execs:
             watched = self._watched.get(pid)
-            if watched is None:
-                continue
+            if watched is None or watched.ended_ns or _has_ended(watched):
+                continue  # also: by the next owner of the pid
             if watched.event is not None and watched.event[1] <= t_ns:
                 watched.event = None  # of a first thread that made way for another's exec
             self._execs.append(Exec(pid, t_ns))
