@@ -37,10 +37,8 @@ static __always_inline void ncp_take(struct ncp_globals *g, struct ncp_thread *t
 static __always_inline void ncp_take_all(struct ncp_globals *g, struct ncp_thread *th, u64 thread,
                                          u64 now, int ok) {
   struct ncp_pending_key key = {.thread = thread};
-  u32 n = th->pending;
-  th->pending = 0; /* kept in the map, where the verifier does not follow it */
+  th->kept = 0; /* in the map, where the verifier does not follow it */
   for (int i = 0; i < NCP_PENDING_PER_THREAD; i++) {
-    if (i >= n) break;
     key.slot = i;
     struct ncp_pending *p = pending.lookup(&key);
     if (!p) continue;
@@ -48,12 +46,13 @@ static __always_inline void ncp_take_all(struct ncp_globals *g, struct ncp_threa
     int ours = p->rec.group_id == th->rec.group_id;
     if (ours) bpf_probe_read_user(&ptr, sizeof(ptr), (void *)p->out);
     if (!ptr && (ok || !ours)) {
-      th->pending = i + 1; /* not blocking: another thread will write it */
+      th->kept = 1; /* not blocking: another thread will write it */
       continue;
     }
     if (ok) ncp_take(g, th, p, ptr, now);
     pending.delete(&key);
   }
+  if (!th->kept) th->pending = 0;
 }
 
 /* A communicator that nobody told of is used: is it one of those? */
@@ -77,22 +76,22 @@ static __always_inline void ncp_take_one(struct ncp_globals *g, struct ncp_threa
 
 /* Remembers a child whose handle is not written yet. */
 static __always_inline void ncp_defer(struct ncp_thread *th, u64 thread) {
-  struct ncp_pending_key key = {.thread = thread, .slot = th->pending};
+  struct ncp_pending_key key = {.thread = thread};
   struct ncp_pending p = {};
-  if (th->pending >= NCP_PENDING_PER_THREAD) {
-    ncp_count(NCP_STAT_PENDING_FULL);
-    return;
-  }
+  key.slot = th->pending % NCP_PENDING_PER_THREAD;
   __builtin_memcpy(&p.rec, &th->rec, sizeof(p.rec));
   p.rec.kind = NCP_KIND_NEW_COMM;
   p.rec.call_idx = 0;
   p.rec.rc = 0;
   p.out = th->out;
   if (th->name) bpf_probe_read_user_str(p.name, sizeof(p.name), (void *)th->name);
-  if (pending.update(&key, &p))
+  if (pending.lookup(&key)) ncp_count(NCP_STAT_PENDING_FULL);
+  if (pending.update(&key, &p)) {
     ncp_count(NCP_STAT_PENDING_FULL);
-  else
-    th->pending++;
+    return;
+  }
+  th->pending++;
+  if (th->pending == 0) th->pending = NCP_PENDING_PER_THREAD;
 }
 
 /* Identity and numbers of a call, from the communicator it was passed. They

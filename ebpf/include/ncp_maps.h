@@ -24,8 +24,9 @@
 #ifndef NCP_RING_PAGES
 #define NCP_RING_PAGES 8192
 #endif
-/* Children of one thread whose handles are not written yet. */
-#define NCP_PENDING_PER_THREAD 16
+/* Children of one thread whose handles are not written yet; a power of two. One
+ * more than this replaces the oldest, which will then be seen late. */
+#define NCP_PENDING_PER_THREAD 32
 /* Devices of one ncclCommInitAll. */
 #define NCP_MAX_INIT_ALL 64
 
@@ -43,9 +44,9 @@ struct ncp_thread {
   u32 version; /* of the list of denied processes, as last seen */
   u32 group_id;
   u16 group_pos;
-  u16 pending; /* entries of `pending` with this thread's key */
-  u16 dup_lib;
-  u8 depth; /* open groups */
+  u16 pending; /* next slot in `pending`, 0: none in use */
+  u16 kept;    /* one of them stays */
+  u8 depth;    /* open groups */
   u8 active;
   u8 denied;
   u8 dups;        /* further attachments that saw the same call */
@@ -125,7 +126,7 @@ enum {
   NCP_STAT_PROC_FULL,    /* calls not seen: no room for their process */
   NCP_STAT_COMM_FULL,    /* communicators without identity */
   NCP_STAT_P2P_FULL,     /* calls without p2p order */
-  NCP_STAT_PENDING_FULL, /* children that will be seen late */
+  NCP_STAT_PENDING_FULL, /* children forgotten: they will be seen late */
   NCP_STAT_NESTED,       /* calls by NCCL itself inside a call */
   NCP_STAT_DUPLICATE,    /* a call seen again through another path of its file */
   NCP_STAT_UNWOUND,      /* calls left by longjmp */

@@ -20,9 +20,7 @@ static __always_inline void ncp_thread_gone(u64 key) {
   struct ncp_tally *t = tallies.lookup(&epoch);
   if (t) __sync_fetch_and_add(&t->captured, th->captured);
   struct ncp_pending_key pk = {.thread = key};
-  u32 n = th->pending;
-  for (u32 i = 0; i < NCP_PENDING_PER_THREAD; i++) {
-    if (i >= n) break;
+  for (u32 i = 0; th->pending && i < NCP_PENDING_PER_THREAD; i++) {
     pk.slot = i;
     pending.delete(&pk);
   }

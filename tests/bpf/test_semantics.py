@@ -33,7 +33,7 @@ from nccluprobe.record import (
 
 pytestmark = pytest.mark.root
 
-_next = iter(range(0x100000, 0x100000000, 0x10000))
+_next = iter(range(0x100000, 0x1000000000, 0x100000))
 
 
 def new_ptr() -> int:
@@ -245,6 +245,25 @@ def test_split_outside_a_group_written_later(probed: Probed, fake: FakeLib) -> N
     made = [r for r in found if r.kind == KIND_NEW_COMM]
     assert [(r.new_comm, r.order_idx) for r in made] == [(child, 1)]
     assert found[-1].comm_gen == made[0].new_gen and not found[-1].flags & FLAG_COMM_LATE
+
+
+def test_more_children_than_fit(probed: Probed, fake: FakeLib) -> None:
+    """The last 32 are told; the others are seen late, when they are used."""
+    parent, child, n = new_ptr(), new_ptr(), 40
+    init(fake, parent)
+    fake.set(handle=child, defer=1)
+    slots = (ctypes.c_uint64 * n)()
+    before = probed.source.stats()["pending_full"]
+    with fake.group():
+        for i in range(n):
+            fake.dll.ncclCommSplit(parent, 1, 0, ctypes.addressof(slots) + 8 * i, 0)
+    made = [r for r in probed.records() if r.kind == KIND_NEW_COMM]
+    assert sorted(r.order_idx for r in made) == list(range(n - 31, n + 1))
+    assert {r.new_comm for r in made} == set(slots[n - 32 :])
+    assert probed.source.stats()["pending_full"] == before + n - 32
+    allreduce(fake, slots[0])
+    allreduce(fake, slots[n - 1])
+    assert [bool(r.flags & FLAG_COMM_LATE) for r in probed.records()] == [True, False]
 
 
 def test_failed_group_makes_nothing(probed: Probed, fake: FakeLib) -> None:
