@@ -160,7 +160,6 @@ class _Session:
     def _summary(self) -> Summary:
         matcher, counts = self.analysis.matcher, self.analysis.decoder.counts
         processes = list(matcher.processes.values())
-        newest = max((p.newest for p in processes), default=0)
         limit = matcher.options.silent_after
         notes = []
         if torn := self.reader.torn_lines():
@@ -169,13 +168,19 @@ class _Session:
             notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
         if counts.unknown_kinds:
             notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
+        for why, n in sorted(matcher.not_judged().items()):
+            notes.append(f"{n} endpoints of communicators not judged: {why}")
+        if matcher.orphans:
+            notes.append(f"{matcher.orphans} calls on communicators without a line")
+        if counts.blind_calls:
+            notes.append(f"{counts.blind_calls} calls without identity")
         return Summary(
             jobs=len(matcher.jobs.labels()),
             processes=len(processes),
             calls=counts.calls,
             communicators=matcher.comms_seen,
             lost=sum(p.lost for p in processes),
-            silent=[p.label() for p in processes if is_silent(p, newest, limit)],
+            silent=[p.label() for p in processes if is_silent(p, matcher.now_of(p.source), limit)],
             notes=notes,
         )
 

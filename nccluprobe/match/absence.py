@@ -110,9 +110,7 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
     silent: list[Endpoint] = []
     watched: list[Endpoint] = []
     for e in o.absent:
-        not_seen = not e.process.ended and (
-            is_silent(e.process, ctx.now, opt.silent_after) or e.process.end is not None
-        )
+        not_seen = not e.process.ended and is_silent(e.process, ctx.now, opt.silent_after)
         (silent if not_seen and e.end is None else watched).append(e)
     if not watched:
         return _not_observed(o, silent, ctx)
@@ -138,7 +136,7 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
         if e.process.lost_since(e.last_t) or (e.queued and not e.queued_in_group):
             loss = True
             reasons[rank] = "probe_event_loss_possible"
-        elif (inside := e.process.inside_now()) is not None and inside.comm != e.info.id:
+        elif e.process.inside_now() is not None:
             reasons[rank] = "rank_inside_other_call"
     if not (proof or asserted):
         return None

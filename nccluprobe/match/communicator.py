@@ -19,7 +19,8 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
 
-_KEPT_LATE = 256
+_KEPT_LATE = 64
+_KEPT_FRESH = 4096
 _KEPT_LESSONS = 64
 
 
@@ -81,7 +82,7 @@ class Communicator:
     last_seq: int | None = None
     disagreement: Disagreement | None = None
     #: Long waits, for the delay rule to judge.
-    fresh_late: list[LateSlot] = field(default_factory=list)
+    fresh_late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_FRESH))
     late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_LATE))
     #: Newest closed slot in which all were in time.
     in_time: int = -1
@@ -115,6 +116,11 @@ class Communicator:
         """Ranks that no comparable trace speaks for."""
         seen = {e.comm_rank for e in self.members()}
         return [r for r in range(self.key.nranks) if r not in seen]
+
+    @property
+    def over(self) -> bool:
+        """Whether every member that is known has ended it, or itself."""
+        return all(e.end is not None or e.process.ended for e in self.endpoints.values())
 
     def seq(self, slot: int) -> int:
         """comm_seq of an open slot: zero-count slots are not counted by NCCL."""

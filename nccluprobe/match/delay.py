@@ -33,7 +33,6 @@ class Episode:
     in_time: list[int]
     slots: int = 1
     closed: bool = False
-    finding: Finding | None = None
 
 
 @dataclass
@@ -41,6 +40,8 @@ class Delays:
     """All episodes that last, and the long waits still to be judged."""
 
     episodes: dict[tuple[CommKey, int], Episode] = field(default_factory=dict)
+    #: Episodes that were followed by another of the same rank before a scan.
+    ended: list[Episode] = field(default_factory=list)
 
     def judge(
         self, waits: list[LateSlot], missed: dict[Hashable, list[int]], late_after: int
@@ -98,24 +99,22 @@ class Delays:
                 return
             episode.closed = True
         if episode is not None:
-            # A new episode of the same rank: the old one is handed out once more.
-            self.episodes[wait.comm.key, -1 - len(self.episodes)] = episode
+            self.ended.append(episode)
         self.episodes[key] = Episode(wait.comm, rank, wait, wait.slot, spread, bound, in_time)
 
     def findings(self, ctx_of: dict[CommKey, Context]) -> list[Finding]:
         """Findings of all episodes; those that have ended come as resolved, once."""
         found = []
-        for key, e in list(self.episodes.items()):
+        ended, self.ended = self.ended, []
+        for e in [*ended, *self.episodes.values()]:
             ctx = ctx_of.get(e.comm.key)
             if ctx is None:
                 continue
-            if e.comm.in_time > e.last_slot:
+            if e.comm.in_time > e.last_slot or e.comm.over:
                 e.closed = True
             f = _finding(e, ctx)
-            if e.closed:
-                f = f.resolved(ctx.now)
-                del self.episodes[key]
-            found.append(f)
+            found.append(f.resolved(ctx.now) if e.closed else f)
+        self.episodes = {k: e for k, e in self.episodes.items() if not e.closed}
         return found
 
 

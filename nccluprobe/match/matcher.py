@@ -52,9 +52,7 @@ class Matcher(State):
         for key, comm in sorted(self.comms.items()):
             contexts[key] = ctx = self._context(comm)
             self._watch(comm, ctx)
-            found = self._judge(comm, ctx, waits)
-            if found is not None:
-                current.append(found)
+            current += self._judge(comm, ctx, waits)
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of)
@@ -83,15 +81,18 @@ class Matcher(State):
                 comm.settle(self.table, self.options, self.safe_time())
         return provisional
 
-    def _judge(self, comm: Communicator, ctx: Context, waits: list[roles.Wait]) -> Finding | None:
+    def _judge(self, comm: Communicator, ctx: Context, waits: list[roles.Wait]) -> list[Finding]:
         o = absence.open_slot(comm, ctx)
         if o is None:
-            return judge_level(comm, ctx)
-        finding = None
-        if not self.mismatches.explains(comm, o.slot):
-            finding = absence.judge(comm, o, ctx)
+            level = judge_level(comm, ctx)
+            return [] if level is None else [level]
+        if self.mismatches.explains(comm, o.slot):
+            waits.append(roles.Wait(comm, o, None))
+            return []
+        finding = absence.judge(comm, o, ctx)
         waits.append(roles.Wait(comm, o, finding))
-        return finding
+        found = self.mismatches.among_entered(comm, o, ctx)
+        return found if finding is None else [finding, *found]
 
     def _delays(self, contexts: dict[CommKey, Context]) -> list[Finding]:
         safe = self.safe_time()
@@ -149,14 +150,37 @@ class Matcher(State):
         lasting = {e.comm.key for e in self.delays.episodes.values()}
         lasting |= {w.comm.key for w in self._late}
         for key, comm in list(self.comms.items()):
-            over = all(e.end is not None or e.process.ended for e in comm.endpoints.values())
-            if not over or key in lasting or comm.disagreement is not None:
+            if not comm.over or key in lasting or comm.disagreement is not None:
                 continue
             if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
                 continue
             self.forget(key)
 
+    def not_judged(self) -> dict[str, int]:
+        """Why endpoints could not be compared -> how many."""
+        found: dict[str, int] = {}
+        for at, e in self.endpoints.items():
+            if e.info.nranks == 1:
+                continue
+            comm = self.comm_of(at)
+            if e.info.hash is None:
+                why = "its hash is not known"
+            elif comm is None:
+                why = "its rank in it is not known, or another tracer speaks for it"
+            elif comm.ambiguous:
+                why = "two processes have the same rank in it"
+            elif e.base == "unknown":
+                why = "calls before the tracer came are not counted"
+            else:
+                continue
+            found[why] = found.get(why, 0) + 1
+        return found
+
     # -- clocks and labels -------------------------------------------------
+
+    def now_of(self, source: int) -> int:
+        """The moment at which this source's job was judged last."""
+        return self._nows.get(self.jobs.same(source), 0)
 
     def _set_clocks(self, now: int | None) -> None:
         self._nows = {}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from nccluprobe.match import model as m
-from nccluprobe.match.absence import Context
-from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.absence import Context, OpenSlot
+from nccluprobe.match.communicator import Communicator, Disagreement
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.signature import Signature, difference
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+from nccluprobe.nccl.enums import DATATYPE_BYTES
 
 #: NCCL lets a host run ahead by about a thousand calls: so many slots after a
 #: disagreement, waiting is a consequence of it.
@@ -52,7 +54,7 @@ class Mismatches:
             or min(e.entered for e in comm.members()) > d.slot + ctx.options.decide_calls
         )
         findings = [
-            _finding(comm, ctx, decision, v, n, provisional=not due)
+            _finding(comm, d, ctx, decision, v, n, provisional=not due)
             for n, v in enumerate(decision.verdicts)
         ]
         if not due:
@@ -61,6 +63,23 @@ class Mismatches:
             self._remember(comm, d.slot, v, f)
         comm.realign(decision)
         return []
+
+    def among_entered(self, comm: Communicator, o: OpenSlot, ctx: Context) -> list[Finding]:
+        """Those who came to an open slot differ already: that is not hidden by who is absent."""
+        if comm.disagreement is not None:
+            return []
+        streams = _streams(comm, o.slot, ctx.options.decide_calls + MAX_SHIFT + 1)
+        sigs = {stream[0] for stream in streams.values()} - {m.SIG_LOST}
+        if all(ctx.table.compatible(a, b) for a, b in pairwise(sorted(sigs))):
+            return []
+        decision = decide(streams, ctx.table, ctx.options.decide_calls)
+        since = max(t for e in o.entered if (t := e.t_at(o.slot)) is not None)
+        d = Disagreement(o.slot, comm.seq(o.slot), since)
+        due = ctx.now - since >= ctx.options.decide_after
+        return [
+            _finding(comm, d, ctx, decision, v, n, provisional=not due)
+            for n, v in enumerate(decision.verdicts)
+        ]
 
     def _remember(self, comm: Communicator, slot: int, v: Verdict, f: Finding) -> None:
         key = (comm.key, v.ranks, v.shift, f.hang_type)
@@ -95,14 +114,13 @@ def _streams(comm: Communicator, slot: int, n: int) -> dict[int, list[int]]:
 
 def _finding(
     comm: Communicator,
+    d: Disagreement,
     ctx: Context,
     decision: Decision,
     verdict: Verdict,
     number: int,
     provisional: bool,
 ) -> Finding:
-    d = comm.disagreement
-    assert d is not None
     limit = ctx.options.silent_after
     by_rank = {e.comm_rank: e for e in comm.members()}
     present = [r for ranks in decision.groups.values() for r in ranks]
@@ -153,7 +171,7 @@ def _finding(
         details["shifted_by"] = shift.by if not shift.skip else -shift.by
     if (note := _explanation(model, own)) is not None:
         details["explanation"] = note
-    details["summary"] = _summary(comm, details, model, own, verdict, decision)
+    details["summary"] = _summary(comm, d, details, model, own, verdict, decision)
     blamed = tuple(by_rank[r].process.who for r in verdict.ranks) if named else ()
     return Finding(
         key=("disagreement", *comm.key, d.slot, number),
@@ -181,8 +199,6 @@ def _explanation(model: Signature, own: Signature) -> str | None:
     if 0 in (model.count, own.count) and model.count != own.count:
         return "one side passed count 0: NCCL discards such a call, so it takes no part"
     if model.api == own.api and model.datatype != own.datatype:
-        from nccluprobe.nccl.enums import DATATYPE_BYTES
-
         sizes = [(s.count or 0) * DATATYPE_BYTES.get(s.datatype or "", 0) for s in (model, own)]
         if sizes[0] == sizes[1] != 0:
             return "same bytes, other type"
@@ -191,14 +207,14 @@ def _explanation(model: Signature, own: Signature) -> str | None:
 
 def _summary(
     comm: Communicator,
+    d: Disagreement,
     details: dict[str, Any],
     model: Signature,
     own: Signature,
     verdict: Verdict,
     decision: Decision,
 ) -> str:
-    d = comm.disagreement
-    where = f"#{d.seq if d else ''} of communicator {comm.label}"
+    where = f"#{d.seq} of communicator {comm.label}"
     ranks = ranks_text(list(verdict.ranks))
     rank = ("Rank " if len(verdict.ranks) == 1 else "Ranks ") + ranks
     others = "ranks " + ranks_text(sorted(decision.reference))

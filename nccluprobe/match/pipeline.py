@@ -10,6 +10,10 @@ from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
 
+#: Slots are closed after so many lines: memory stays bounded, and the work does
+#: not grow with the number of small chunks.
+_SETTLE_LINES = 50_000
+
 
 class Analysis:
     """Feed lines, ask for findings.  Pure, like everything in this package."""
@@ -19,6 +23,7 @@ class Analysis:
         self.decoder = Decoder(self.table)
         self.matcher = Matcher(options, self.table)
         self._opened: set[int] = set()
+        self._unsettled = 0
 
     def open(self, sources: Iterable[tuple[int, str]]) -> None:
         """Sources that exist: until one is read, nothing is closed that it may speak of."""
@@ -33,7 +38,10 @@ class Analysis:
         if source not in self._opened:
             self.open([(source, path)])
         self.matcher.feed(self.decoder.decode(source, path, first_line, lines, caught_up))
-        self.matcher.settle()
+        self._unsettled += len(lines)
+        if self._unsettled >= _SETTLE_LINES:
+            self._unsettled = 0
+            self.matcher.settle()
         return self.decoder.through(source)
 
     def scan(self, now: int | None = None) -> list[Finding]:

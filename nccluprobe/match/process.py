@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _KEPT_GAPS = 4096
 _KEPT_LOSSES = 1024
-_KEPT_GROUPS = 4096
+_KEPT_GROUPS = 64
+_KEPT_QUEUED = 4096
 
 
 #: A process: its key, or the number of a source that has not said whose it is.
@@ -167,9 +168,13 @@ class Process:
             if before is not None and before.open:
                 closed[group] = m.not_run(rc)
             self.groups[group] = GroupEnd(t, rc)
-        while len(self.groups) > _KEPT_GROUPS:
-            self.groups.popitem(last=False)
         return closed
+
+    def trim_groups(self, queued: bool) -> None:
+        """Forget groups whose calls have been taken; ``queued``: some have not."""
+        most = _KEPT_QUEUED if queued else _KEPT_GROUPS
+        while len(self.groups) > most:
+            self.groups.popitem(last=False)
 
     def note_enter(self, e: m.Enter) -> None:
         """A call is still inside."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nccluprobe.match.absence import OpenSlot, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.finding import Finding
+from nccluprobe.nccl.api import TRACED, Kind
 
 #: Findings that explain why a rank does not come to a collective elsewhere.
 _STOPS = frozenset(
@@ -25,6 +26,13 @@ _STOPS = frozenset(
         "waiting_for_unobserved",
         "nccl_error_exit",
     }
+)
+
+#: Calls that block until others come.
+_WAITS_INSIDE = frozenset(
+    a.name
+    for a in TRACED
+    if a.kind in (Kind.P2P, Kind.ONE_SIDED) or a.name == "ncclGroupEnd" or a.makes_comm
 )
 
 
@@ -114,7 +122,9 @@ def _assign_one(
     free = [s for s in f.culprits if s not in blockers]
     causes = {s: _cause_elsewhere(s, wait, others) for s in free}
     if free and not all(causes.values()):
-        f.role = "root_cause"
+        # Inside a call that waits for others: a victim perhaps, so not blamed.
+        may_wait = [s.get("inside") in _WAITS_INSIDE for s in f.details["missing_rank_status"]]
+        f.role = "unknown" if all(may_wait) else "root_cause"
         return
     if free:
         f.role, f.downstream_of = "downstream", next(iter(causes.values()))
@@ -122,13 +132,10 @@ def _assign_one(
     if _in_circle(wait, blocked):
         f.role = "unknown"
         return
-    upstream = next(
-        (w.finding for ws in blockers.values() for w in ws if w.finding is not None), None
-    )
-    if upstream is None:
-        f.role = "unknown"
-    else:
-        f.role, f.downstream_of = "downstream", upstream.id
+    upstream = [w.finding.id for ws in blockers.values() for w in ws if w.finding is not None]
+    upstream += [c for who in f.culprits if (c := _cause_elsewhere(who, wait, others))]
+    if upstream:
+        f.role, f.downstream_of = "downstream", upstream[0]
 
 
 def _in_circle(start: Wait, blocked: dict[int, dict[Hashable, list[Wait]]]) -> bool:

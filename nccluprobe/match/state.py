@@ -33,6 +33,8 @@ class State:
         self.children = Children()
         self.calls = 0
         self.comms_seen = 0
+        #: Calls whose communicator has no line.
+        self.orphans = 0
         self.notes: list[m.StateNote] = []
         self._home: dict[tuple[int, int], Communicator] = {}
         self.of_source: dict[int, list[Endpoint]] = {}
@@ -83,6 +85,8 @@ class State:
             self._unread.pop(p.source, None)
         else:
             self._unread[p.source] = None
+        queued = any(e.queued for e in self.of_source.get(p.source, ()))
+        process.trim_groups(queued)
 
     def _process(self, info: m.ProcessInfo) -> None:
         self._of(info.source).info = info
@@ -134,7 +138,10 @@ class State:
     def _batch(self, b: m.Batch) -> None:
         self.calls += len(b)
         e = self.endpoints.get((b.source, b.comm))
-        if e is None or e.info.nranks == 1:
+        if e is None:
+            self.orphans += len(b)
+            return
+        if e.info.nranks == 1:
             return
         e.take(b)
         self._touch(e)
@@ -197,7 +204,11 @@ class State:
             inside.pop(call, None)
 
     def _coverage(self, c: m.Coverage) -> None:
-        self._of(c.source).note_coverage(c)
+        process = self._of(c.source)
+        process.note_coverage(c)
+        if c.in_flight == 0 and process.inside:
+            # The records of their returns were lost.
+            process.inside = {k: v for k, v in process.inside.items() if v.t >= c.through}
         for e in self.of_source.get(c.source, ()):
             if e.queued and e.covered(c.through):
                 self._touch(e)
@@ -229,9 +240,9 @@ class State:
             if not comm.complete_view and any(e.entered > comm.closed for e in comm.members()):
                 self._touched[key] = None
 
-    def touch_all(self) -> None:
-        """Look at every communicator in the next ``settle``."""
-        self._touched.update(dict.fromkeys(self.comms))
+    def comm_of(self, at: tuple[int, int]) -> Communicator | None:
+        """The communicator that an endpoint (source, id) belongs to."""
+        return self._home.get(at)
 
     @property
     def all_read(self) -> bool:

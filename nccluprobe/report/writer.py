@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import orjson
 
@@ -14,6 +15,7 @@ from nccluprobe.match.finding import Finding
 
 FINDINGS = "findings.jsonl"
 LOG = "analyzer.log"
+_LARGEST = 64 << 20
 
 
 def finding_line(finding: Finding) -> bytes:
@@ -26,6 +28,8 @@ class FindingWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        #: What the file says of each finding: an earlier analysis may have written it.
+        self._last: dict[str, tuple[object, ...]] = _read_last(folder / FINDINGS)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._findings = _append(folder / FINDINGS)
@@ -38,6 +42,13 @@ class FindingWriter:
 
     def write(self, findings: list[Finding]) -> None:
         """Append findings, whole lines in one write each file."""
+        new = []
+        for f in findings:
+            said = _said(f.to_json())
+            if self._last.get(f.id) != said:
+                self._last[f.id] = said
+                new.append(f)
+        findings = new
         if not findings:
             return
         os.write(self._findings, b"".join(finding_line(f) for f in findings))
@@ -64,6 +75,30 @@ class FindingWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _said(line: dict[str, Any]) -> tuple[object, ...]:
+    """What a change of is worth a line."""
+    names = ("state", "severity", "role", "hang_type", "comm_uid_hash", "comm_seq")
+    return tuple(line.get(name) for name in names)
+
+
+def _read_last(path: Path) -> dict[str, tuple[object, ...]]:
+    last: dict[str, tuple[object, ...]] = {}
+    try:
+        if path.is_symlink() or path.stat().st_size > _LARGEST:
+            return last
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return last
+    for line in lines:
+        try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("id"), str):
+            last[found["id"]] = _said(found)
+    return last
 
 
 def _append(path: Path) -> int:

@@ -228,7 +228,7 @@ class Proc:
                 "overwritten": 0,
                 "skipped_disk": 0,
                 "blind": 0,
-                "in_flight": 0,
+                "in_flight": None,
                 "alive": True,
                 "main": "running",
                 "last_call_age": None,
@@ -271,7 +271,16 @@ class Proc:
 
     def output(self) -> list[dict[str, Any]]:
         """All lines in file order."""
-        return [self.header(), *(line for _, _, line in sorted(self.lines, key=lambda x: x[:2]))]
+        lines = [line for _, _, line in sorted(self.lines, key=lambda x: x[:2])]
+        inside: set[tuple[int, int]] = set()
+        for line in lines:
+            if line["kind"] == "enter":
+                inside.add((line["thread"], line["t"]))
+            elif line["kind"] == "call":
+                inside.discard((line["thread"], line["t"]))
+            elif line["kind"] == "coverage" and line["in_flight"] is None:
+                line["in_flight"] = len(inside)
+        return [self.header(), *lines]
 
     def data(self) -> bytes:
         return b"".join(orjson.dumps(line) + b"\n" for line in self.output())

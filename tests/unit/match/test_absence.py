@@ -193,6 +193,26 @@ def test_a_silent_collector_in_a_healthy_job_blames_nobody(waited: float) -> Non
     assert analyze_job(job) == []
 
 
+def test_tracing_that_was_ended_in_the_hang_still_speaks_for_it() -> None:
+    """Ctrl-C of attach, then analyze."""
+    job, _, t = hang(waited=100)
+    for p in job.procs:
+        p.end(t + 100.1, how="detached", code=None)
+    (f,) = analyze_job(job)
+    assert f.details["reason"] == "rank_alive_but_not_entered"
+    assert f.details["missing_rank_status"][0]["heartbeat"] == "alive"
+    assert f.role == "root_cause"
+
+
+def test_a_rank_whose_tracing_ended_early_is_not_observed() -> None:
+    job, comms, t = hang(covered=False)
+    comms[3].proc.cover(0.5, t + 1)
+    comms[3].proc.end(t + 1.1, how="detached", code=None)
+    cover(job.procs[:3], t + 400)
+    (f,) = analyze_job(job)
+    assert (f.details["reason"], f.role) == ("rank_not_observed", "unknown")
+
+
 def test_a_silent_collector_while_the_others_wait() -> None:
     job, comms, t = hang(covered=False)
     comms[3].proc.cover(0.5, t + 1)

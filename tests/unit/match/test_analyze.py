@@ -145,6 +145,7 @@ def test_follow_finds_resolves_and_finds_again(tmp_path: Path) -> None:
     steps(comms[:2], 1, start=2.7)
     for p in job.procs:
         p.cover(0.1, 8, 0.1)
+        p.output()
 
     def write() -> None:
         files = [(tmp_path / f"{p.name}.jsonl").open("wb") for p in job.procs]
@@ -182,6 +183,26 @@ def test_follow_finds_resolves_and_finds_again(tmp_path: Path) -> None:
         ("open", 1, "error"),
     ]
     assert done.returncode == 10
+
+
+def test_a_second_analysis_does_not_write_the_same_again(tmp_path: Path) -> None:
+    hung(61).write(tmp_path)
+    run("analyze", tmp_path)
+    assert run("analyze", tmp_path).returncode == 11
+    file = tmp_path / "tracing/run/findings.jsonl"
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_what_could_not_be_judged_is_said(tmp_path: Path) -> None:
+    job = Job()
+    for r in range(3):
+        c = job.proc(r).comm("00000000000000aa", r, 3, learnt="struct")
+        steps([c], 5)
+    cover(job.procs, 100)
+    job.write(tmp_path)
+    done = run("analyze", tmp_path)
+    assert done.returncode == 0
+    assert "3 endpoints of communicators not judged" in " ".join(done.stdout.split())
 
 
 def test_follow_until_quiet(tmp_path: Path) -> None:

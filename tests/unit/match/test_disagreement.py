@@ -175,6 +175,18 @@ def test_two_faults_in_one_slot() -> None:
     }
 
 
+def test_an_absent_rank_does_not_hide_a_mismatch_of_the_others() -> None:
+    good = sized(1, 2, 3)
+    found = run_programs([good, good, sized(1, 2, 9), sized(1, 2), good], end=400.0)
+    assert {(f.hang_type, f.comm_seq) for f in found} == {
+        ("collective_mismatch", 2),
+        ("collective_missing_enter", 2),
+    }
+    mismatch = next(f for f in found if f.hang_type == "collective_mismatch")
+    assert mismatch.details["minority_comm_ranks"] == [2]
+    assert mismatch.severity == "error"
+
+
 def test_the_same_fault_in_every_step_is_one_finding() -> None:
     good = sized(*([1, 2, 3] * 10))
     bad = sized(*([1, 2, 4] * 10))
