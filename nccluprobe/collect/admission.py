@@ -34,6 +34,16 @@ def is_inside(rec: Record) -> bool:
     return rec.kind == KIND_CALL and not rec.t_exit and not rec.flags & FLAG_ENTER_ONLY
 
 
+@dataclass
+class Stats:
+    """What became of records that are in no file."""
+
+    denied: int = 0  # of processes that are not wanted
+    late: int = 0  # of processes that had ended and were closed
+    undecided: int = 0  # of processes that were gone before anyone could look
+    before: int = 0  # before a process's first NCCL init or data call
+
+
 class Verdict(Enum):
     """What to do with a record of a process without a file."""
 

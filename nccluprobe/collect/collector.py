@@ -9,20 +9,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import nccluprobe
 from nccluprobe.capture.source import Source
 from nccluprobe.collect import procinfo, runs
-from nccluprobe.collect.admission import Admission, Verdict, is_inside
+from nccluprobe.collect.admission import Admission, Stats, Verdict, is_inside
 from nccluprobe.collect.clock import Clock as HostClock
 from nccluprobe.collect.decode import pieces, record_at, records
 from nccluprobe.collect.fast import Router
 from nccluprobe.collect.inflight import GUARD_NS, InFlight, key_of
 from nccluprobe.collect.introductions import Introductions
 from nccluprobe.collect.places import Places
-from nccluprobe.collect.ports import Clock, Exit, ExitWatcher, Notify, ProcInfo, Procs, ProcState
+from nccluprobe.collect.ports import (
+    Clock,
+    Exec,
+    Exit,
+    ExitWatcher,
+    Notify,
+    ProcInfo,
+    Procs,
+    ProcState,
+)
 from nccluprobe.collect.process import Ending, Surroundings, Traced
 from nccluprobe.collect.safedir import Owner
 from nccluprobe.collect.vanished import Ended, Vanished
@@ -41,18 +50,7 @@ _BATCH = 4096
 _GONE_NS = 600_000_000
 #: Keys of processes that ended, for records that come too late.
 _ENDED = 1024
-
 Key = tuple[int, int]
-
-
-@dataclass
-class Stats:
-    """What became of records that are in no file."""
-
-    denied: int = 0  # of processes that are not wanted
-    late: int = 0  # of processes that had ended and were closed
-    undecided: int = 0  # of processes that were gone before anyone could look
-    before: int = 0  # before a process's first NCCL init or data call
 
 
 def _silent(kind: str, text: str, /) -> None:
@@ -132,9 +130,12 @@ class Collector:
 
     def _is_wanted(self, pid: int) -> bool | None:
         answer = self._wanted(pid)
-        if answer is None and self._introductions.get(pid) is not None:
-            return True
-        return answer
+        known = self._introductions.get(pid)
+        if answer or known is None:
+            return answer
+        # A process that is over has no name any more to be judged by.
+        over = answer is None or self._introductions.is_over(pid)
+        return True if over else answer
 
     def step(self, now_ns: int | None = None) -> None:
         """One round.  ``now_ns`` is CLOCK_MONOTONIC, read just before the call."""
@@ -293,16 +294,23 @@ class Collector:
     def _take_exits(self, now: int) -> None:
         if self._watcher is None:
             return
-        for end in self._watcher.poll():
+        ends = self._watcher.poll()
+        for end in ends:
             self._introductions.ended(end, now)
-            process = self._of(end.pid, end.t_ns)
-            if process is not None and (process.ending is None or process.ending.how == "gone"):
-                process.ending = _ending(end, now)
-        for run in self._watcher.take_execs():
-            process = self._of(run.pid, run.t_ns)
-            if process is not None and process.ending is None:
-                process.state(now, "exec")
-                process.ending = Ending(run.t_ns, "exec", None, None, now + GUARD_NS)
+        # In the order of time: an exec may be followed by the end, an end by
+        # another process with the same pid that calls exec.
+        events: list[Exit | Exec] = [*ends, *self._watcher.take_execs()]
+        for event in sorted(events, key=lambda e: e.t_ns):
+            process = self._of(event.pid, event.t_ns)
+            if process is None:
+                continue
+            known = process.ending
+            how: str | None = getattr(event, "how", None)
+            if how is None and known is None:
+                process.state(event.t_ns, "exec")
+                process.ending = Ending(event.t_ns, "exec", None, None, now + GUARD_NS)
+            elif how is not None and (known is None or known.how == "gone" or event.t_ns < known.t):
+                process.ending = _ending(cast(Exit, event), now)
 
     def _of(self, pid: int, t: int) -> Traced | None:
         """The process that had the pid at that time: the last one whose calls began before."""
@@ -339,11 +347,11 @@ class Collector:
     def _finish(self, process: Traced, ending: Ending, now: int, forget: bool = True) -> None:
         """Last lines of a process; then nothing of it is left here."""
         key = process.key
-        alive = ending.how == "detached"
+        detached = ending.how == "detached"
         inside = {key_of(r): r for r in self._inflight.written_of(*key)}
         through = self._inflight.through
         value, cycle = through.value, through.cycle
-        if not alive:
+        if not detached:
             # It does not run any more, so one look at the table is enough: what
             # it is in now, it died in.  And it enters nothing after its end.
             for rec in records(self.source.in_flight()):
@@ -353,6 +361,7 @@ class Collector:
             for rec in inside.values():
                 process.close_call(rec, "no_return", ending.t)
             value, cycle = max(value, ending.t), 1 << 62
+        alive = detached or ending.how == "exec"
         state = self._state(process) if alive else Ended()
         process.coverage(now, value, cycle, self.source.losses(), state)
         process.end(ending, len(inside))
@@ -360,7 +369,7 @@ class Collector:
         process.forget()
         del self._open[key]
         self._inflight.forget(*key)
-        if not alive:
+        if not detached:
             self._ended[key] = ending.t
             if len(self._ended) > _ENDED:
                 self._ended.popitem(last=False)

@@ -59,6 +59,17 @@ class Introductions:
         """What is known of it."""
         return self._known.get(pid)
 
+    def is_over(self, pid: int) -> bool:
+        """Whether the announced process ended, and no other has its pid (a zombie counts)."""
+        known = self._known.get(pid)
+        if known is None:
+            return False
+        try:
+            state = self._procs.read_state(pid)
+        except (OSError, ValueError):
+            return True
+        return not state.alive and state.start_ticks in (0, known.info.start_ticks)
+
     def ended(self, end: Exit, now: int) -> None:
         """An announced process ended."""
         known = self._known.get(end.pid)

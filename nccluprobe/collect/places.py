@@ -28,7 +28,7 @@ class Places:
         self._problem = problem
         self._sudo = sudo_owner(os.environ)
         # Fails here and now, with one line, when the folder cannot be used.
-        os.close(open_out(out))
+        os.close(open_out(out, for_writing=True))
 
     def file(self, process: Traced, info: ProcInfo) -> TraceFile:
         """The trace file of a process; made when first written to."""

@@ -90,8 +90,11 @@ def _trusted() -> set[int]:
     return {0, os.geteuid(), *([sudo.uid] if sudo is not None else [])}
 
 
-def open_out(path: Path) -> int:
-    """A descriptor of the output folder, which is made when it is missing."""
+def open_out(path: Path, for_writing: bool = False) -> int:
+    """A descriptor of the output folder, which is made when it is missing.
+
+    ``for_writing``: refuse one that cannot be written to (read-only, say).
+    """
     absolute = path if path.is_absolute() else Path.cwd() / path
     todo = [p for p in absolute.parts[1:] if p != "."][::-1]
     links = 0
@@ -129,6 +132,9 @@ def open_out(path: Path) -> int:
         for fd in trail:
             os.close(fd)
     _check_folder(found, str(absolute), _trusted())
+    if for_writing and not os.access(".", os.W_OK | os.X_OK, dir_fd=found):
+        os.close(found)
+        raise _refuse(str(absolute), "cannot be written to")
     return found
 
 

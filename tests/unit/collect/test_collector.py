@@ -372,6 +372,36 @@ def test_exec_and_a_new_file(tmp_path: Path) -> None:
     assert bench.source.forgotten == [(100, 1)]
 
 
+def test_exec_and_the_end_in_one_poll(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.step(init(1))
+    at = bench.clock.now
+    bench.watcher.exits.append(Exit(100, "exited", 0, None, at + 2))
+    bench.watcher.execs.append(Exec(100, at))
+    bench.steps(1)
+    assert bench.lines()[-1]["how"] == "exec"
+    assert bench.of_kind("coverage")[-1]["alive"] is True
+
+
+def test_exec_of_the_next_owner_of_the_pid(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.step(init(1))
+    at = bench.clock.now
+    bench.watcher.exits.append(Exit(100, "exited", 0, None, at))
+    bench.watcher.execs.append(Exec(100, at + 2))
+    bench.steps(1)
+    assert bench.lines()[-1]["how"] == "exited"
+
+
+def test_a_zombie_is_judged_by_what_it_was(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, lambda pid: False)
+    for pid in (100, 101):
+        bench.collector.introduce(pid)
+    bench.procs.states[100] = State(alive=False, main="dead")
+    bench.step(init(1), init(2, pid=101, tid=101))
+    assert [f.name for f in bench.files()] == ["rank_unknown_pid_100.jsonl"]
+
+
 def test_exec_with_the_same_epoch(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.step(init(1))

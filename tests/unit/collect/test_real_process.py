@@ -23,6 +23,7 @@ def test_a_real_process(tmp_path: Path, how: str) -> None:
     source = FakeSource()
     watcher = ExitWatcher()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environ) as child:
+        time.sleep(0.1)  # the kernel tells of its exec a moment after Popen returned
         collector = Collector(source, tmp_path, wanted=lambda pid: True, watcher=watcher)
         now = time.monotonic_ns()
         pid = {"pid": child.pid, "tid": child.pid}

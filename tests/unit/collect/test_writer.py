@@ -278,6 +278,19 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", mount], check=True)
 
 
+@pytest.mark.root
+def test_a_read_only_folder_is_refused_at_once(tmp_path: Path) -> None:
+    mount = tmp_path / "ro"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", mount], check=True)
+    try:
+        with pytest.raises(NccluprobeError, match="cannot be written") as error:
+            Bench(mount)
+        assert error.value.code is ExitCode.OUTPUT
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
 # -- names, links, owners
 
 
