@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -107,6 +107,7 @@ class Decoder:
                     call_lines.append(n)
             self._rare(state, others, items, late)
         if calls:
+            state.watch_returns = any(isinstance(i, m.Enter) for i in late)
             self._calls(state, calls, call_lines, items)
         items += [i for i in late if not self._has_returned(state, i)]
         state.returned.clear()
@@ -217,17 +218,7 @@ class Decoder:
         t_exit = np.where(dur >= 0, t + dur, m.NO_TIME)
         group = _column([r.get("group", 0) for r in rows])
         apis = [r["api"] for r in rows]
-        comm_rows: dict[int, list[int]] = {}
-        special: list[int] = []
-        for i, api in enumerate(apis):
-            if api in _COLLECTIVES:
-                comm = rows[i]["comm"]
-                if comm is None:
-                    special.append(i)
-                else:
-                    comm_rows.setdefault(comm, []).append(i)
-            else:
-                special.append(i)
+        comm_rows, special = _sort_out(rows, apis)
         made: list[m.Item] = []
         for comm, at in comm_rows.items():
             if type(comm) is not int:
@@ -244,7 +235,8 @@ class Decoder:
             if ended:
                 state.inside.difference_update(ended)
                 out.append(m.Returned(state.source, tuple(ended)))
-        state.returned.update(zip(threads.tolist(), t.tolist(), strict=True))
+        if state.watch_returns:
+            state.returned.update(zip(threads.tolist(), t.tolist(), strict=True))
         if group.any() or state.open_groups:
             out += rare.groups_left_open(state, apis, group, threads, t)
         # Ends of groups first: they say when and whether the calls took effect.
@@ -257,32 +249,39 @@ class Decoder:
         state: SourceState,
         comm: int,
         rows: list[Line],
-        at: list[int],
+        at: Sequence[int],
         columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
     ) -> m.Batch:
         t, t_exit, rc, group, threads = columns
         mine = rows if len(at) == len(rows) else [rows[i] for i in at]
         select = slice(None) if len(at) == len(rows) else np.array(at)
-        sigs = []
-        for r in mine:
-            api = r["api"]
-            raw = self._raw[api](r)
-            sig = self._sig_cache[api].get(raw)
-            if sig is None:
-                sig = self._new_signature(api, r, raw)
-            sigs.append(sig)
         return m.Batch(
             source=state.source,
             comm=comm,
             ord=_column([r["ord"] for r in mine]),
             idx=_column([r["idx"] for r in mine]),
-            sig=np.array(sigs, np.int32),
+            sig=np.array(self._signatures(mine), np.int32),
             t_enter=t[select],
             t_exit=t_exit[select],
             rc=rc[select],
             group=group[select],
             thread=threads[select],
         )
+
+    def _signatures(self, rows: list[Line]) -> list[int | None]:
+        sigs: list[int | None]
+        names = {r["api"] for r in rows}
+        if len(names) == 1:
+            (name,) = names
+            sigs = list(map(self._sig_cache[name].get, map(self._raw[name], rows)))
+        else:
+            sigs = [self._sig_cache[r["api"]].get(self._raw[r["api"]](r)) for r in rows]
+        if None in sigs:
+            for i, sig in enumerate(sigs):
+                if sig is None:
+                    r = rows[i]
+                    sigs[i] = self._new_signature(r["api"], r, self._raw[r["api"]](r))
+        return sigs
 
     def _new_signature(self, api: str, r: Line, raw: Any) -> int:
         sig = self.table.intern_call(api, *self._getters[api](r))
@@ -293,7 +292,7 @@ class Decoder:
         self,
         state: SourceState,
         rows: list[Line],
-        at: list[int],
+        at: Sequence[int],
         columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
         made: list[m.Item],
     ) -> None:
@@ -332,6 +331,23 @@ class Decoder:
                 for i in np.flatnonzero(bad).tolist()
                 if rows[i]["api"] not in _LIFECYCLE
             ]
+
+
+def _sort_out(rows: list[Line], apis: list[Any]) -> tuple[dict[int, Sequence[int]], Sequence[int]]:
+    """Rows of collectives by communicator, and all others."""
+    if _COLLECTIVES.issuperset(apis):
+        comms = {r["comm"] for r in rows}
+        if len(comms) == 1 and None not in comms:
+            return {comms.pop(): range(len(rows))}, ()
+    by_comm: dict[int, list[int]] = {}
+    special: list[int] = []
+    for i, api in enumerate(apis):
+        comm = rows[i]["comm"] if api in _COLLECTIVES else None
+        if comm is None:
+            special.append(i)
+        else:
+            by_comm.setdefault(comm, []).append(i)
+    return dict(by_comm), special
 
 
 def _raw_keys(name: str) -> list[str]:

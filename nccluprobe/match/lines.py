@@ -30,7 +30,8 @@ class SourceState:
     offset: int = 0
     through: int = 0
     inside: set[tuple[int, int]] = field(default_factory=set)
-    #: Calls that ended in the chunk now decoded.
+    #: Calls that ended in the chunk now decoded, when it has enter lines.
+    watch_returns: bool = False
     returned: set[tuple[int, int]] = field(default_factory=set)
     #: group -> (thread, newest entry) of groups whose end is not seen yet
     open_groups: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -109,12 +109,20 @@ def sentence(f: Finding) -> str:
     statuses = d.get("missing_rank_status") or []
     entered = d.get("entered_comm_ranks") or []
     if f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
-        who = ", ".join(_who(s) for s in statuses[:_FOLD])
-        if len(statuses) > _FOLD:
-            who += f" and {len(statuses) - _FOLD} more"
+        waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
+        named = [s for s in statuses if s not in waiting] or statuses
+        who = ", ".join(_who(s) for s in named[:_FOLD])
+        if len(named) > _FOLD:
+            who += f" and {len(named) - _FOLD} more"
+        also = ""
+        if len(named) < len(statuses):
+            ranks = [s["comm_rank"] for s in waiting]
+            they = "it waits" if len(ranks) == 1 else "they wait"
+            also = f"; {_ranks(ranks)} did not come as {they} elsewhere"
+        verb = "waits" if len(entered) == 1 else "wait"
         return (
-            f"{who[:1].upper()}{who[1:]} did not enter {call}: {_ranks(entered)} "
-            f"{'waits' if len(entered) == 1 else 'wait'} in it for {_ago(d['waited_s'])}."
+            f"{who[:1].upper()}{who[1:]} did not enter {call}: {_ranks(entered)} {verb} in it "
+            f"for {_ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
     if text:
