@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -126,6 +127,7 @@ class _Session:
         """Read and judge until told to stop."""
         began = heard = time.monotonic()
         next_scan = began
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while True:
                 now = time.monotonic()

@@ -189,7 +189,7 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         "instance": comm.key.instance,
         "first_entered_unix_ns": wait.first,
         "summary": (
-            f"Rank {e.rank} ({endpoint.process.label()}) came "
+            f"Rank {e.rank} ({endpoint.process.place()}) came "
             f"{seconds(e.worst):.1f} s late to {signature.api} #{wait.seq} of communicator "
             f"{comm.label}; rank{'s' if len(e.in_time) > 1 else ''} "
             f"{ranks_text(sorted(e.in_time))} waited."

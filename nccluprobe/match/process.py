@@ -99,12 +99,14 @@ class Process:
         """Events lost so far."""
         return self._loss_n[-1] if self._loss_n else 0
 
+    def place(self) -> str:
+        """For people: pid and host."""
+        return self.name if self.info is None else f"pid {self.info.pid} on {self.info.host}"
+
     def label(self) -> str:
-        """For people: rank, host and pid."""
-        if self.info is None:
-            return self.name
-        rank = "" if self.info.rank is None else f"rank {self.info.rank}, "
-        return f"{rank}pid {self.info.pid} on {self.info.host}"
+        """For people: rank, pid and host."""
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return rank + self.place()
 
     def silent_for(self, now: int) -> int:
         """How far its collector is behind ``now``; 0 after the process's end."""

@@ -138,8 +138,16 @@ def _details(f: Finding) -> Iterable[str]:
         yield f"call: {d['signature']}"
     if d.get("queued_behind"):
         yield f"{d['queued_behind']} later calls are queued behind it"
-    if d.get("note"):
-        yield str(d["note"])
+    for key in ("note", "explanation"):
+        if d.get(key):
+            yield str(d[key])
+    if d.get("several_shifts_fit"):
+        yield "the calls repeat, so other shifts fit as well"
+    if d.get("repeated"):
+        yield f"the same again in {d['repeated']} later calls"
+    if f.coverage.get("collector_silent_comm_ranks"):
+        silent = ranks_text(f.coverage["collector_silent_comm_ranks"])
+        yield f"not observed, collector silent: rank {silent}"
     sure = {
         "observed": "seen directly",
         "inferred": "inferred",
@@ -190,25 +198,33 @@ def _order(f: Finding) -> tuple[object, ...]:
 
 
 def report(findings: list[Finding], summary: Summary, colour: bool = False) -> str:
-    """The whole report."""
+    """The whole report: each job apart, causes first, then what was seen."""
     paint = _Paint(colour)
     out: list[str] = []
-    ranked = sorted(findings, key=_order)
-    shown = [f for f in ranked if f.role != "downstream" or f.state != "open"]
-    folded = [f for f in ranked if f.role == "downstream" and f.state == "open"]
     if not findings:
         out.append(paint("32", "No finding."))
+    ranked = sorted(findings, key=_order)
+    jobs = list(dict.fromkeys(f.job for f in ranked))
+    for job in jobs:
+        mine = [f for f in ranked if f.job == job]
+        if len(jobs) > 1:
+            runs = ", ".join(sorted({escape(f.run_id) for f in mine}))
+            out += [_wrap(f"Job of run {runs} (first communicator {job}):"), ""]
+        out += _job(mine, paint)
+    if out and out[-1] == "":
+        out.pop()
+    out += ["", *_coverage(summary)]
+    return "\n".join(out) + "\n"
+
+
+def _job(ranked: list[Finding], paint: _Paint) -> list[str]:
+    """Findings of one job, consequences folded under their cause."""
+    out: list[str] = []
+    folded = [f for f in ranked if f.role == "downstream" and f.state == "open"]
+    shown = [f for f in ranked if f not in folded]
     for f in shown:
-        head = {"root_cause": "CAUSE", "downstream": "CONSEQUENCE"}.get(f.role, "FINDING")
-        if f.state == "resolved":
-            head = "RESOLVED"
-        colour_code = "31;1" if f.severity == "error" and f.state == "open" else "33"
-        out.append(paint(colour_code, f"{head}  {f.hang_type}  [{f.id}]"))
-        out.append(_wrap(sentence(f), "  "))
-        out += [_wrap(line, "    ", "  - ") for line in _details(f)]
-        if f.state == "open" and (step := _next_step(f)):
-            out.append(_wrap(f"next: {step}", "    ", "  - "))
-        mine = [c for c in folded if c.downstream_of == f.id]
+        out += _one(f, paint)
+        mine = [c for c in folded if _cause_of(c, folded) == f.id]
         if mine:
             out.append(f"  {len(mine)} consequence{'s' if len(mine) > 1 else ''}:")
             out += [_wrap(sentence(c), "      ", "    . ") for c in mine[:_FOLD]]
@@ -216,12 +232,32 @@ def report(findings: list[Finding], summary: Summary, colour: bool = False) -> s
                 out.append(f"    . and {len(mine) - _FOLD} more (see findings.jsonl)")
         out.append("")
     ids = {f.id for f in shown}
-    others = [c for c in folded if c.downstream_of not in ids]
-    out += [_wrap(sentence(c), "    ", "  . ") for c in others]
-    if out and out[-1] == "":
-        out.pop()
-    out += ["", *_coverage(summary)]
-    return "\n".join(out) + "\n"
+    others = [c for c in folded if _cause_of(c, folded) not in ids]
+    return out + [_wrap(sentence(c), "    ", "  . ") for c in others]
+
+
+def _cause_of(f: Finding, folded: list[Finding]) -> str | None:
+    """The finding at the end of the chain."""
+    by_id = {c.id: c for c in folded}
+    cause = f.downstream_of
+    for _ in folded:
+        if cause not in by_id:
+            break
+        cause = by_id[cause].downstream_of
+    return cause
+
+
+def _one(f: Finding, paint: _Paint) -> list[str]:
+    """One finding: the sentence, what is known, what to look at next."""
+    head = {"root_cause": "CAUSE", "downstream": "CONSEQUENCE"}.get(f.role, "FINDING")
+    if f.state == "resolved":
+        head = "RESOLVED"
+    code = "31;1" if f.severity == "error" and f.state == "open" else "33"
+    out = [paint(code, f"{head}  {f.hang_type}  [{f.id}]"), _wrap(sentence(f), "  ")]
+    out += [_wrap(line, "    ", "  - ") for line in _details(f)]
+    if f.state == "open" and (step := _next_step(f)):
+        out.append(_wrap(f"next: {step}", "    ", "  - "))
+    return out
 
 
 def _coverage(s: Summary) -> list[str]:

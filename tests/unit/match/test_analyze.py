@@ -258,6 +258,22 @@ def test_text_fits_80_columns() -> None:
     assert "not observed, collector silent: rank 3" in text
 
 
+def test_jobs_are_reported_apart() -> None:
+    job = Job()
+    for n in (1, 2):
+        comms = [
+            job.proc(r, pid=100 * n + r, run_id=f"run{n}").comm(f"00000000000000a{n}", r, 3)
+            for r in range(3)
+        ]
+        t = steps(comms, 5)
+        steps(comms[:2], 1, start=t)
+    cover(job.procs, 100)
+    text = report(analyze_job(job), Summary(jobs=2))
+    assert text.index("Job of run run1") < text.index("00000000000000a1")
+    assert text.index("Job of run run2") < text.rindex("00000000000000a2")
+    assert text.index("#5 of communicator\n  00000000000000a1") < text.index("Job of run run2")
+
+
 def test_colour_only_when_asked() -> None:
     assert "\x1b[" in report(analyze_job(hung()), Summary(), colour=True)
 
