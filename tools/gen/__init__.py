@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gen import api_h, api_md, exit_codes_md, findings, record_h, trace_json, trace_md
+from gen import api_h, api_md, exit_codes_md, findings, preload, record_h, trace_json, trace_md
 
 #: Path in the repository -> function that returns the file's whole text.
 GENERATORS: dict[str, Callable[[], str]] = {
     "ebpf/include/ncp_record.h": record_h.render,
     "ebpf/include/ncp_api.h": api_h.render,
+    "native/preload/ncp_wrappers.h": preload.render,
     "nccluprobe/trace/trace.schema.json": trace_json.render,
     "docs/api.md": api_md.render,
     "docs/trace.md": trace_md.render,

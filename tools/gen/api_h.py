@@ -186,6 +186,12 @@ def render() -> str:
             lambda a: {"send": 1, "recv": 2}.get(a.direction or "", 0),
             0,
         ),
+        _lookup(
+            "seq_slot",
+            "Index of its counter in ncclComm.seqNumber[]; -1: none.",
+            lambda a: -1 if a.seq_slot is None else a.seq_slot,
+            -1,
+        ),
         _predicate(
             "init_uid",
             "The communicator's hash follows from the unique id passed.",

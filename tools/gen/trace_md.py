@@ -55,11 +55,18 @@ at a process's first NCCL call, not when it maps the library. If the name exists
 
 ## Rotation
 
-A file over its bound is continued: `NAME.jsonl` is always the current part, and older parts are
-`NAME.jsonl.1`, `NAME.jsonl.2` and so on in the order of their `part` number as the `process` line
-gives it. Every part starts with the `process` line, a `clock` line and the `comm` lines of all live
-communicators, so that each can be read alone. With a bound on the whole, the oldest part is
-removed and a `state` line says so.
+The first part is `NAME.jsonl`; it is continued in `NAME.part1.jsonl`, `NAME.part2.jsonl` and so
+on. Every part starts with the `process` line (its `part` is the number), a `clock` line and the
+`comm` lines of all live communicators, so that each can be read alone. When all parts together
+reach the bound, the oldest is removed and a `state` line says so.
+
+## What a trace may lack
+
+- With `--no-exit` (`exits` is false) there are no durations and return codes, and a communicator
+  is known only from its first call on, with what its struct tells; NCCL's own calls inside
+  lifecycle functions are recorded like the program's.
+- A handle that NCCL writes after the call has returned (split, shrink, grow in a group or not
+  blocking) leaves `new_comm` null; the `comm` line with `parent` and `child` follows.
 
 ## Compatibility
 
