@@ -57,6 +57,19 @@ TARGETS: dict[str, Target] = {
         libs=("-lpthread", "-lrt"),
         versioned=True,
     ),
+    "libnccluprobe_preload.so": Target(
+        sources=tuple(
+            f"preload/{n}.c"
+            for n in ("sys", "start", "file", "elf", "real", "dlsym", "comm", "life", "wrappers")
+        ),
+        cflags=("-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fcf-protection=none")
+        if platform.machine() in ("x86_64", "AMD64")
+        else ("-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden"),
+        # dlsym and its like are looked up by hand, but must be there: before glibc
+        # 2.34 in libdl, which newer ones still have as an empty file.
+        ldflags=("-shared", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,--no-as-needed"),
+        libs=("-l:libdl.so.2",),
+    ),
     "nccl_load": Target(sources=("load/nccl_load.c",), libs=("-ldl", "-lpthread")),
 }
 

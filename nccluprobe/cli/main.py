@@ -38,6 +38,21 @@ COMMANDS: dict[str, Command] = {
         "attach",
         "Trace the NCCL of running and coming processes by eBPF.",
     ),
+    "preload": Command(
+        "nccluprobe.cli.preload",
+        "preload",
+        "Run a command with its NCCL traced by LD_PRELOAD, without root.",
+    ),
+    "collect": Command(
+        "nccluprobe.cli.collect",
+        "collect",
+        "Write the traces of processes under the preload library.",
+    ),
+    "build": Command(
+        "nccluprobe.cli.build",
+        "build",
+        "Compile the native parts anew, in place.",
+    ),
 }
 
 

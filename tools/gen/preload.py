@@ -97,11 +97,9 @@ def render() -> str:
     copies = range(4)
     parts = [_wrapper(api) for api in API_TABLE]
     parts += [_macro(api) for api in API_TABLE]
-    exported = [
-        f"NCP_DEFINE_{a.name}(NCP_EXPORT, {a.name}, NCP_EXPORTED)" for a in API_TABLE
-    ]
+    exported = [f"NCP_DEFINE_{a.name}(NCP_EXPORT, {a.name}, NCP_EXPORTED)" for a in API_TABLE]
     parts.append(
-        "#define NCP_EXPORT __attribute__((visibility(\"default\"), noinline))\n"
+        '#define NCP_EXPORT __attribute__((visibility("default"), noinline))\n'
         "#define NCP_OF_COPY static __attribute__((noinline))\n"
         "#pragma GCC diagnostic push\n"
         '#pragma GCC diagnostic ignored "-Wmissing-prototypes"'
@@ -119,7 +117,7 @@ def render() -> str:
     names = ", ".join(f'[{a.id}] = "{a.name}"' for a in API_TABLE)
     variables = ", ".join(f'"{name}"' for name in sorted(procinfo._READ))
     parts.append(
-        f"_Static_assert(NCP_SHM_COPIES == {len(copies)}, \"sets of wrappers\");\n"
+        f'_Static_assert(NCP_SHM_COPIES == {len(copies)}, "sets of wrappers");\n'
         "#define FN(f) (void *)(uintptr_t)(f)\n"
         f"void *const ncp_sets[NCP_SHM_COPIES][NCP_API_MAX + 1] = {{\n{sets},\n}};\n"
         f"const char *const ncp_names[NCP_API_MAX + 1] = {{{names}}};\n"

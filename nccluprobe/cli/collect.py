@@ -1,0 +1,133 @@
+"""``nccluprobe collect``: the collector for processes under the preload library."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from nccluprobe.capture.preload_source import PreloadSource
+    from nccluprobe.collect.collector import Collector
+
+#: As in attach: nothing wakes the collector.
+PERIOD_S = 0.008
+#: Rings of dead processes are read within this, of however many.
+_ONCE_S = 120.0
+_SETTLED_S = 1.0
+
+
+def collect(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder of the rings. Default: this user's."),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Read what is there, also of dead processes, and exit."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the traces (made when it is not there).")
+    ] = Path("nccluprobe-out"),
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", help="Label of the run. Default: the launcher's id.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="USER[:GROUP] that gets the files (root only).")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the rings of dead processes where they are.")
+    ] = False,
+    max_bytes: Annotated[
+        int,
+        typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
+    ] = 2_000_000_000,
+) -> None:
+    """Write the traces of processes that run under `nccluprobe preload --print-env`."""
+    from nccluprobe.capture.preload_env import default_folder
+
+    where = folder if folder is not None else default_folder()
+    source, collector = make(
+        where, out, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes, say=say
+    )
+    if once:
+        drain_once(source, collector)
+    else:
+        stop = threading.Event()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, on_signal)
+        say(f"ready: reading {where}; Ctrl-C ends")
+        while not stop.is_set():
+            collector.step()
+            stop.wait(PERIOD_S)
+    collector.close()
+    losses = source.losses()
+    source.close()
+    say(
+        f"traces are in {out}; records overwritten unread: {sum(losses.overwritten.values())}, "
+        f"lost: {sum(losses.by_process.values())}"
+    )
+
+
+def make(
+    folder: Path,
+    out: Path,
+    *,
+    run_id: str | None,
+    owner: str | None,
+    keep: bool,
+    max_bytes: int,
+    say: Callable[[str], None],
+) -> tuple[PreloadSource, Collector]:
+    """The front and its collector."""
+    from nccluprobe.capture.preload_processes import RecordedProcs
+    from nccluprobe.capture.preload_source import PreloadSource
+    from nccluprobe.collect.collector import Collector
+    from nccluprobe.collect.exits import ExitWatcher
+    from nccluprobe.collect.safedir import parse_owner
+    from nccluprobe.collect.writer import Limits
+
+    source = PreloadSource(folder, keep=keep, say=say)
+    collector = Collector(
+        source,
+        out,
+        wanted=lambda pid: True,
+        watcher=ExitWatcher(),
+        procs=RecordedProcs(source),
+        run_id=run_id,
+        owner=parse_owner(owner) if owner else None,
+        limits=Limits(max_bytes=max_bytes),
+        notify=lambda kind, text: say(f"{kind} {text}"),
+    )
+    return source, collector
+
+
+def drain_once(source: PreloadSource, collector: Collector) -> None:
+    """Until everything is read and no dead process's trace is open."""
+    began = time.monotonic()
+    while time.monotonic() - began < _ONCE_S:
+        collector.step()
+        time.sleep(PERIOD_S)
+        settled = time.monotonic() - began > _SETTLED_S
+        if settled and not source.unfinished():
+            return
+
+
+def say(message: str) -> None:
+    """One line on stderr; a closed stderr never ends the tracing."""
+    try:
+        sys.stderr.write(f"nccluprobe: {message}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass

@@ -1,0 +1,179 @@
+"""``nccluprobe preload``: run a command under the preload library, and collect for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from nccluprobe.capture import preload_env
+from nccluprobe.cli.collect import PERIOD_S, make, say
+from nccluprobe.errors import ExitCode, NccluprobeError
+
+if TYPE_CHECKING:
+    from nccluprobe.capture.preload_source import PreloadSource
+    from nccluprobe.collect.collector import Collector
+
+#: Processes that outlive the command are followed this long.
+_LINGER_S = 2.0
+_SI_KERNEL = 0x80
+_FORWARDED = {
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+}
+#: Python ignores these; a program starts with the default.
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def preload(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="CMD...", help="The command, after `--`.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the traces (made when it is not there).")
+    ] = Path("nccluprobe-out"),
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", help="Label of the run. Default: the launcher's id.")
+    ] = None,
+    print_env: Annotated[
+        bool,
+        typer.Option("--print-env", help="Print the variables for launchers, and exit."),
+    ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Folder for the rings. Default: one in /dev/shm."),
+    ] = None,
+    ring_kb: Annotated[
+        int, typer.Option("--ring-kb", min=64, max=65536, help="Size of a thread's ring in KiB.")
+    ] = 1024,
+    max_bytes: Annotated[
+        int,
+        typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
+    ] = 2_000_000_000,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is being traced.")] = False,
+) -> int:
+    """Run CMD with its NCCL calls traced, without root; its exit status is passed on."""
+    library = preload_env.library()
+    if print_env:
+        folder = directory if directory is not None else preload_env.default_folder()
+        for name, value in preload_env.variables(library, folder, ring_kb, os.environ).items():
+            print(f"export {name}={shlex.quote(value)}")
+        return ExitCode.OK
+    if not command:
+        raise NccluprobeError("no command: nccluprobe preload [options] -- CMD...", ExitCode.USAGE)
+    found = shutil.which(command[0])
+    if found is None:
+        exists = Path(command[0]).exists()
+        say(f"{command[0]}: {'not executable' if exists else 'no such command'}")
+        return 126 if exists else 127
+    preload_env.refuse_unfit(Path(found))
+    folder = directory if directory is not None else preload_env.private_folder()
+    source, collector = make(
+        folder, out, run_id=run_id, owner=None, keep=False, max_bytes=max_bytes,
+        say=say if verbose else _only_problems,
+    )  # fmt: skip
+    variables = preload_env.variables(library, folder, ring_kb, os.environ)
+    status = _run(found, command, {**os.environ, **variables}, source, collector)
+    if directory is None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return _pass_on(status)
+
+
+def _only_problems(text: str) -> None:
+    if text.startswith("problem"):
+        say(text)
+
+
+def _run(
+    program: str,
+    command: list[str],
+    environ: dict[str, str],
+    source: PreloadSource,
+    collector: Collector,
+) -> int:
+    """The command from its start to its end; its wait status."""
+    # SIGCHLD too: it ends the sleep between two steps.
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    child = os.posix_spawn(program, command, environ, setsigmask=old, setsigdef=_RESTORED)
+    ended = threading.Event()
+    forwarder = threading.Thread(target=_forward, args=(child, ended), daemon=True)
+    forwarder.start()
+    status = None
+    while status is None:
+        collector.step()
+        signal.sigtimedwait({signal.SIGCHLD}, PERIOD_S)
+        pid, waited = os.waitpid(child, os.WNOHANG)
+        if pid == child:
+            status = waited
+    ended.set()
+    _finish(source, collector)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    return status
+
+
+def _forward(child: int, ended: threading.Event) -> None:
+    """Passes signals on.  One from the terminal has reached the child already."""
+    while not ended.is_set():
+        got = signal.sigtimedwait(_FORWARDED, 0.2)
+        if got is not None and got.si_code != _SI_KERNEL and not ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, got.si_signo)
+
+
+def _finish(source: PreloadSource, collector: Collector) -> None:
+    """Reads the rest; says so when processes of the job live on."""
+    deadline = time.monotonic() + _LINGER_S
+    while True:
+        collector.step()
+        if not source.unfinished() and not source.living():
+            break
+        if time.monotonic() > deadline:
+            break
+        time.sleep(PERIOD_S)
+    left = source.living()
+    collector.close()
+    losses = source.losses()
+    source.close()
+    lost = sum(losses.overwritten.values()) + sum(losses.by_process.values())
+    if lost:
+        say(f"records lost or overwritten before they were read: {lost}; raise --ring-kb")
+    if left:
+        say(
+            f"{left} traced processes outlive the command; "
+            f"`nccluprobe collect {source.folder}` goes on with them"
+        )
+
+
+def _pass_on(status: int) -> int:
+    if not os.WIFSIGNALED(status):
+        return os.waitstatus_to_exitcode(status)
+    _die_by(os.WTERMSIG(status))
+
+
+def _die_by(number: int) -> NoReturn:
+    """End as the command did: by the same signal, without a core of our own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    time.sleep(1)
+    os._exit(128 + number)
