@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 #: Arguments by letter: x buffer, c count, d datatype, o op, r root, p peer, m comm, s stream.
@@ -136,6 +137,12 @@ class Puppet:
 
     def do_sync(self, cmd: dict[str, Any]) -> dict[str, Any]:
         return {"rc": self.lib(cmd).simStreamSynchronize(None)}
+
+    def do_hold(self, cmd: dict[str, Any]) -> dict[str, Any]:
+        """Until a file appears."""
+        while not os.path.exists(cmd["path"]):  # noqa: PTH110
+            time.sleep(0.005)
+        return {}
 
     def do_list(self, cmd: dict[str, Any]) -> dict[str, Any]:
         return {"replies": [self.do(c) for c in cmd["cmds"]]}

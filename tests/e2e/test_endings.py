@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.e2e import Analyze, Daemon, Line, Ranks, Report, Stage, Trace, until, validate
+from support.e2e import Analyze, Daemon, Line, Ranks, Report, Stage, Trace, met, until, validate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(150)]
 
@@ -79,6 +79,7 @@ def ended(stage: Stage, analyze: Analyze) -> tuple[dict[str, list[Trace]], Repor
         return all(pid in traces and traces[pid].of("enter") for pid in pids)
 
     until(daemon, inside_seen, "the calls inside")
+    met(daemon, [pid for ranks in jobs.values() for pid in ranks.pids])
     for ending in ENDINGS:
         ending.finish(jobs[ending.name])
         jobs[ending.name][0].send("call", fn="ncclAllGather", comm="a", sync=True)
@@ -148,6 +149,7 @@ def test_orderly_end_is_no_fault(stage: Stage, analyze: Analyze, destroy: bool) 
     ranks = stage.ranks(3).init().collective(n=10)
     if destroy:
         ranks.destroy()
+    met(daemon, ranks.pids)
     ranks[1].end()
     until(daemon, lambda t: t[ranks[1].pid].end, "the first end")
     start = max(t.coverage["through"] for t in daemon.traces())

@@ -135,10 +135,11 @@ def run_paced(stage: Stage, nccl_load: Path, rate: float, total: int, name: str)
 
     def sample() -> bool:
         samples.append(daemon.rss())
-        return not load.running()
+        return load.done()
 
     wait_for(sample, "the load's end", timeout=200, poll=0.1)
     truth = load.truth()
+    load.end(daemon)
     have = written(daemon, load)
     lost = check_exact(have, truth)
     warm = len(samples) // 4
@@ -195,6 +196,7 @@ def test_saturated_half_is_kept_and_the_loss_exact(stage: Stage, nccl_load: Path
     daemon = stage.attach_glob()
     load = stage.load(nccl_load, PROCESSES, "--op", "mix", "--calls", "600000").go()
     truth = load.truth()
+    load.end(daemon)
     have = written(daemon, load)
     made = sum(sum(t["calls"].values()) for t in truth.values())
     lost = check_exact(have, truth)
@@ -208,6 +210,7 @@ def test_loss_is_exact_with_a_small_ring(stage: Stage, nccl_load: Path) -> None:
     daemon = stage.attach_glob("--ring-mb", "1")
     load = stage.load(nccl_load, PROCESSES, "--op", "mix", "--calls", "150000").go()
     truth = load.truth()
+    load.end(daemon)
     have = written(daemon, load)
     made = sum(sum(t["calls"].values()) for t in truth.values())
     lost = check_exact(have, truth)

@@ -7,9 +7,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.e2e import Puppet, Ranks, Stage, Trace, until, validate, wait_for
+from support.e2e import Puppet, Ranks, Stage, Trace, met, until, validate, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -37,9 +38,11 @@ def test_pid_reuse_gives_two_processes_and_two_files(stage: Stage) -> None:
     daemon = stage.attach_glob()
     first = stage.puppet()
     lone(stage, first, 3)
+    met(daemon, [first.pid])
     first.end()  # without destroy
     second = start_with_pid(stage, first.pid)
     lone(stage, second, 5)
+    wait_for(lambda: len(daemon.traces()) == 2, "the second file")
     second.end()
 
     def both() -> list[Trace] | None:
@@ -72,6 +75,7 @@ def test_same_pid_in_two_containers(stage: Stage, pid_namespace: tuple[str, ...]
     puppets = [stage.puppet(prefix=pid_namespace) for _ in range(2)]
     assert [p.ns_pid for p in puppets] == [1, 1]
     ranks = Ranks(puppets, stage.lib).load().init().collective(n=4)
+    wait_for(lambda: len(daemon.traces()) == 2, "both met", context=lambda: daemon.stderr.text)
     ranks.destroy().end()
 
     def both() -> bool:
@@ -92,13 +96,21 @@ def test_fork_of_a_process_with_communicators(stage: Stage) -> None:
     """A child has the memory of its parent, not its communicators: it is a process of its own."""
     daemon = stage.attach_glob()
     ranks = stage.ranks(2).init().collective(n=6)
-    silent = ranks[0].ask("fork", cmds=[])["pid"]
-    cmds = [{"op": "call", "fn": "ncclGroupStart"}, {"op": "call", "fn": "ncclGroupEnd"}]
+    go = stage.tmp / "go"
+    hold = {"op": "hold", "path": str(go)}
+    silent = ranks[0].ask("fork", cmds=[hold])["pid"]
     # A child with a communicator of its own, beside the one that it inherited.
     uid = ranks[0].ask("uid")["uid"]
-    cmds += [{"op": "init", "comm": "own", "nranks": 1, "uid": uid, "rank": 0}]  # type: ignore[dict-item]
-    cmds += [{"op": "call", "fn": "ncclAllReduce", "comm": "own", "n": 4}]  # type: ignore[dict-item]
+    cmds: list[dict[str, Any]] = [
+        {"op": "call", "fn": "ncclGroupStart"},
+        {"op": "call", "fn": "ncclGroupEnd"},
+        {"op": "init", "comm": "own", "nranks": 1, "uid": uid, "rank": 0},
+        {"op": "call", "fn": "ncclAllReduce", "comm": "own", "n": 4},
+        hold,
+    ]
     busy = ranks[0].ask("fork", cmds=cmds)["pid"]
+    met(daemon, [*ranks.pids, busy])
+    go.touch()
     for pid in (silent, busy):
         assert ranks[0].ask("wait", pid=pid)["status"] == 0
     ranks.collective(n=6).destroy().end()
@@ -125,9 +137,15 @@ def test_exec_ends_a_process_and_begins_another(stage: Stage) -> None:
     daemon = stage.attach_glob()
     puppet = stage.puppet()
     lone(stage, puppet, 3)
+    met(daemon, [puppet.pid])
     puppet.send("exec", argv=[sys.executable, "-u", str(stage.script)])
     assert puppet.reply()["pid"] == puppet.pid
     lone(stage, puppet, 5)
+    wait_for(
+        lambda: sum((t.counts() for t in daemon.traces()), Counter())["ncclAllReduce"] == 8,
+        "the calls after it",
+        context=lambda: daemon.stderr.text,
+    )
     puppet.end()
 
     def done() -> bool:

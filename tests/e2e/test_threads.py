@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.e2e import Line, Stage, Trace, by_pid, check_order, until, validate, wait_for
+from support.e2e import Line, Stage, Trace, by_pid, check_order, met, until, validate, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -54,6 +54,7 @@ def test_two_threads_churn(stage: Stage, nccl_load: Path) -> None:
         nccl_load, 1, "--churn", "--threads", "2", "--calls", str(LOOPS), env=ONE_HEAP
     ).go()
     truth = load.truth()
+    load.end(daemon)
     (pid,) = load.pids
     until(daemon, lambda t: pid in t and t[pid].end, "the end")
     daemon.stop()
@@ -83,6 +84,7 @@ def test_pointers_do_come_back(stage: Stage) -> None:
         pointers[name] = reply["pointers"]
     assert len(set(pointers["a"]) | set(pointers["b"])) < lives / 10
     assert set(pointers["a"]) & set(pointers["b"]), "the threads never shared a pointer"
+    met(daemon, [puppet.pid])
     puppet.end()
     until(daemon, lambda t: puppet.pid in t and t[puppet.pid].end, "the end")
     daemon.stop()
@@ -102,6 +104,7 @@ def test_many_threads_on_communicators_of_their_own(stage: Stage, nccl_load: Pat
         nccl_load, 1, "--threads", "16", "--calls", "400", "--op", "all", "--no-destroy"
     ).go()
     truth = load.truth()
+    load.end(daemon)
     (pid,) = load.pids
 
     def ended() -> bool:
@@ -123,8 +126,9 @@ def test_many_threads_on_communicators_of_their_own(stage: Stage, nccl_load: Pat
     # A group is one thread's; its positions are 0, 1, 2, ... without a hole.
     groups: dict[int, list[tuple[int, int]]] = {}
     for line in trace.of("call"):
-        if "gpos" in line:
+        if "gpos" in line and line["api"] != "ncclGroupStart":
             groups.setdefault(line["group"], []).append((line["thread"], line["gpos"]))
+    assert groups
     for members in groups.values():
         assert len({thread for thread, _ in members}) == 1
         assert sorted(pos for _, pos in members) == list(range(len(members)))

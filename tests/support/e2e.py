@@ -289,9 +289,12 @@ class Load:
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self.processes = processes
         self.seconds = 0.0
+        self._truth: dict[int, dict[str, Any]] = {}
+        self._outputs: list[Output] = []
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("ready")
+            self._outputs.append(Output(process.stdout))
 
     @property
     def pids(self) -> list[int]:
@@ -305,18 +308,35 @@ class Load:
             process.stdin.flush()
         return self
 
-    def running(self) -> bool:
-        return any(p.poll() is None for p in self.processes)
-
     def truth(self, timeout: float = 120) -> dict[int, dict[str, Any]]:
-        """By pid, once all have ended."""
-        found: dict[int, dict[str, Any]] = {}
-        for process in self.processes:
-            out, _ = process.communicate(timeout=timeout)
-            assert process.returncode == 0
-            found[process.pid] = json.loads(out)
+        """By pid, once all have made their calls; they stay until ``end``."""
+
+        def read() -> bool:
+            for process, output in zip(self.processes, self._outputs, strict=True):
+                if process.pid not in self._truth and output.lines:
+                    self._truth[process.pid] = json.loads(output.lines[0])
+            return len(self._truth) == len(self.processes)
+
+        wait_for(read, "the load's end", timeout=timeout, poll=0.01)
         self.seconds = time.monotonic() - self._started
-        return found
+        return self._truth
+
+    def done(self) -> bool:
+        """Whether all have made their calls."""
+        return all(output.lines for output in self._outputs)
+
+    def end(self, daemon: Daemon) -> None:
+        """Ends them, once the daemon has met them all."""
+
+        def met_all() -> bool:
+            names = [p.name for p in trace_paths(daemon.out)]
+            return all(any(f"_pid_{pid}" in name for name in names) for pid in self.pids)
+
+        wait_for(met_all, "a file of each process", context=lambda: daemon.stderr.text)
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(PATIENCE)
 
 
 class Stage:
