@@ -250,7 +250,7 @@ class Collector:
         for other in list(self._open.values()):
             if other.pid == pid and other.ending is None:
                 self._replaced(other, rec)
-        known = self._introductions.get(pid)
+        known = self._introductions.at(pid, rec.t_enter)
         try:
             info: ProcInfo = self._procs.read(pid)
         except (OSError, ValueError):
@@ -266,7 +266,7 @@ class Collector:
         process.next_clock = now + _CLOCK_NS
         self._notify("process", f"{process.name}: traced into {run}/{process.file.name}")
         end = known.exit if known is not None else None
-        if end is not None and end.t_ns >= rec.t_enter:
+        if end is not None:
             process.ending = _ending(end, now)
         elif self._watcher is not None:
             ticks = info.start_ticks or None

@@ -59,6 +59,13 @@ class Introductions:
         """What is known of it."""
         return self._known.get(pid)
 
+    def at(self, pid: int, t: int) -> Introduced | None:
+        """What is known of it, unless it had ended by then: then another has the pid."""
+        known = self._known.get(pid)
+        if known is not None and known.exit is not None and known.exit.t_ns < t:
+            return None
+        return known
+
     def is_over(self, pid: int) -> bool:
         """Whether the announced process ended, and no other has its pid (a zombie counts)."""
         known = self._known.get(pid)

@@ -130,7 +130,8 @@ def _body(line: Line, rec: Record, ids: Ids) -> Line:
         line["stream"] = ids.stream
     if rec.group_id:
         line["group"] = rec.group_id
-        line["gpos"] = rec.group_pos
+        if rec.group_depth:  # a GroupStart that opens the group stands not in it
+            line["gpos"] = rec.group_pos
         if rec.group_depth > 1:
             line["gdepth"] = rec.group_depth
     if rec.nccl_seq != UNKNOWN_SEQ:

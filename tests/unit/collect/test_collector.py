@@ -147,6 +147,18 @@ def test_an_introduced_process_is_known_after_its_end(tmp_path: Path) -> None:
     assert bench.collector._introductions.get(100) is None
 
 
+def test_an_introduction_is_not_for_the_next_owner_of_the_pid(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.procs.infos[100] = Info(ranks=Ranks(2, 4, 2, "torchrun", "job"))
+    bench.collector.introduce(100)
+    bench.procs.infos[100] = None
+    bench.watcher.exits.append(Exit(100, "exited", 3, None, T0 + 5))
+    bench.step()
+    bench.step(init(1, rank=0, nranks=1, t_enter=T0 + 6))
+    assert bench.lines()[0]["rank"] is None
+    assert not bench.of_kind("process_end")
+
+
 def test_the_code_may_come_after_the_record(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.collector.introduce(100)

@@ -64,6 +64,13 @@ def test_odd_flags_are_said() -> None:
     assert line["new_comm"] == 4
 
 
+def test_a_group_start_has_no_place_in_the_group_it_opens() -> None:
+    outer = lines.call(rec("ncclGroupStart", group_id=3), lines.Ids(None, None))
+    assert outer["group"] == 3 and "gpos" not in outer
+    inner = lines.call(rec("ncclGroupStart", group_id=3, group_depth=1), lines.Ids(None, None))
+    assert inner["gpos"] == 0
+
+
 def test_a_usual_line_is_short() -> None:
     record = rec(
         t_enter=10**14, count=1 << 20, datatype=9, call_idx=10**5, order_idx=10**5, tid=12345
@@ -101,7 +108,7 @@ def hot_records(draw: st.DrawFn) -> Record:
         comm_gen=draw(st.sampled_from([0, 1, 1, 1, 2])),
         group_id=group,
         group_pos=draw(st.integers(0, 65535)),
-        group_depth=draw(st.integers(1, 3)) if group else 0,
+        group_depth=draw(st.integers(0, 3)) if group else 0,
         rc=draw(st.sampled_from([0, 0, 0, 4])),
         peer=draw(st.integers(0, 9)),
         op=draw(st.sampled_from([0, 3, 77])),
