@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from nccluprobe.match import model as m
@@ -16,6 +16,7 @@ from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.nccl.enums import RESULTS
 
 _KEPT = 1000
+_GROUP_END = "ncclGroupEnd"
 _PENDING = 100_000
 #: ncclRemoteError: somebody else is to blame.
 _REMOTE = 6
@@ -24,18 +25,27 @@ _NOT_FATAL = (Kind.REGISTRATION, Kind.HELPER)
 
 @dataclass
 class _Error:
+    """The first of equal errors, and all processes that had it."""
+
     call: m.Call
     process: Process
     endpoint: Endpoint | None
-    count: int = 1
+    count: int = 0
+    who: dict[Who, int | None] = field(default_factory=dict)  # process -> comm rank
+
+    def add(self, process: Process, endpoint: Endpoint | None, call: m.Call) -> None:
+        """Count one more."""
+        self.count += 1
+        rank = endpoint.comm_rank if endpoint else call.rank
+        self.who.setdefault(process.who, rank)
 
 
 @dataclass
 class Errors:
-    """Error returns, once per process, function, communicator and code."""
+    """Error returns: one per communicator (or process), function and code."""
 
     pending: deque[m.Call] = field(default_factory=lambda: deque(maxlen=_PENDING))
-    known: dict[tuple[Who, str, str | None, int], _Error] = field(default_factory=dict)
+    known: dict[tuple[Hashable, str, int], _Error] = field(default_factory=dict)
 
     def note(self, call: m.Call) -> None:
         """Take a failed call; it is judged when what came with it is known."""
@@ -50,8 +60,9 @@ class Errors:
     ) -> None:
         """Judge failed calls whose surroundings are on record."""
         waiting: list[m.Call] = []
-        failed_groups = {c.group for c in self.pending if c.group and c.api != "ncclGroupEnd"}
-        for call in self.pending:
+        # A call inside says more than the end of its group.
+        explained = {(c.source, c.group) for c in self.pending if c.group and c.api != _GROUP_END}
+        for call in sorted(self.pending, key=lambda c: (c.t, c.source)):
             process = processes[call.source]
             if not final and not process.ended and process.through <= call.t_exit:
                 waiting.append(call)
@@ -60,25 +71,29 @@ class Errors:
             concerned = [endpoint] if endpoint else of_source.get(call.source, [])
             if any(_aborted(call, e) for e in concerned):
                 continue
-            if call.api == "ncclGroupEnd" and call.group in failed_groups:
-                continue  # the call inside says more
+            if call.api == _GROUP_END and (call.source, call.group) in explained:
+                continue
             comm_hash = endpoint.info.hash if endpoint else call.uid_hash
-            key = (process.who, call.api, comm_hash, call.rc)
-            if key in self.known:
-                self.known[key].count += 1
-            elif len(self.known) < _KEPT:
+            key = (comm_hash or process.who, call.api, call.rc)
+            if key not in self.known:
+                if len(self.known) >= _KEPT:
+                    continue
                 self.known[key] = _Error(call, process, endpoint)
+            self.known[key].add(process, endpoint, call)
         self.pending.clear()
         self.pending.extend(waiting)
 
     def findings(self, context: Callable[[int], Context]) -> list[Finding]:
-        """One finding per process, function, communicator and code."""
+        """One finding per communicator (or process), function and code."""
         return [_finding(error, context(error.call.source)) for error in self.known.values()]
 
 
 def _aborted(call: m.Call, e: Endpoint) -> bool:
     """Whether the call ended because its communicator was being ended."""
-    return e.end is not None and (call.t_exit >= e.end.t or call.t >= e.end.t)
+    if e.end is None:
+        return False
+    overlaps = call.t <= e.end.t <= call.t_exit
+    return overlaps or (call.comm is not None and call.t >= e.end.t)
 
 
 def _finding(error: _Error, ctx: Context) -> Finding:
@@ -89,8 +104,11 @@ def _finding(error: _Error, ctx: Context) -> Finding:
     fatal = kind not in _NOT_FATAL and not (api and api.ends_comm)
     comm_hash = e.info.hash if e else call.uid_hash
     where = f" of communicator {comm_hash}" if comm_hash else ""
+    ranks = sorted({r for r in error.who.values() if r is not None})
+    others = len(error.who) - 1
+    also = f" and {others} more" if others else ""
     return Finding(
-        key=("error", p.who, call.api, comm_hash, call.rc),
+        key=("error", comm_hash or p.who, call.api, call.rc),
         hang_type="nccl_error_exit",
         run_id=ctx.run_id,
         comm_uid_hash=comm_hash,
@@ -107,6 +125,7 @@ def _finding(error: _Error, ctx: Context) -> Finding:
             "confidence": "observed",
             "trace_event_loss_possible": False,
             "comm_rank": e.comm_rank if e else call.rank,
+            "error_comm_ranks": ranks,
             "global_rank": p.rank,
             "call_idx": call.idx,
             "rc": call.rc,
@@ -115,7 +134,7 @@ def _finding(error: _Error, ctx: Context) -> Finding:
             "returned_unix_ns": call.t_exit,
             **process_facts(p),
             "summary": (
-                f"{call.api}{where} returned {code} ({call.rc}) to {p.label()}"
+                f"{call.api}{where} returned {code} ({call.rc}) to {p.label()}{also}"
                 + (f", {error.count} times." if error.count > 1 else ".")
             ),
         },
@@ -123,5 +142,5 @@ def _finding(error: _Error, ctx: Context) -> Finding:
         role="unknown" if call.rc == _REMOTE or not fatal else "root_cause",
         job=ctx.job,
         since=call.t,
-        culprits=(p.who,),
+        culprits=tuple(error.who),
     )

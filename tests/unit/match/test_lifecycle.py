@@ -90,6 +90,28 @@ def test_an_error_return() -> None:
     assert (f.severity, f.role) == ("error", "root_cause")
 
 
+def test_one_error_on_all_ranks_is_one_finding() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms, 3, start=t, rc=1)
+    cover(job.procs, t + 10)
+    (f,) = analyze_job(job)
+    assert (f.details["error_comm_ranks"], f.details["times"]) == ([0, 1, 2, 3], 12)
+    assert "and 3 more" in f.details["summary"]
+
+
+def test_a_group_that_fails_long_after_another_communicator_ended_is_an_error() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.comm_end(c, t, "destroy")
+    comms[0].proc.group([], t + 5, rc=3)
+    cover(job.procs, t + 10)
+    assert [f.details["api"] for f in analyze_job(job)] == ["ncclGroupEnd"]
+
+
 def test_the_absence_after_an_error_return_is_a_consequence() -> None:
     job = Job()
     comms = job.world(3)
