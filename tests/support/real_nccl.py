@@ -181,9 +181,10 @@ class FakeComm:
 
     def seq(self, api: str) -> int | None:
         """The struct's own counter for this function, None where it has none."""
-        if self._seq_at is None or api not in SEQ_SLOT:
+        slot = SEQ_SLOT.get(api.removesuffix("Config"))
+        if self._seq_at is None or slot is None:
             return None
-        at = self.pointer + self._seq_at + 8 * SEQ_SLOT[api]
+        at = self.pointer + self._seq_at + 8 * slot
         return int(ctypes.c_uint64.from_address(at).value)
 
     def _put(self, offset: int | None, value: int, ctype: Any) -> None:
