@@ -166,6 +166,12 @@ class _Session:
         notes = []
         if torn := self.reader.torn_lines():
             notes.append(f"{torn} torn last lines (writers that died, or are still writing)")
+        files = self.reader.counts
+        if files.unreadable_files or files.vanished_files:
+            n = files.unreadable_files + files.vanished_files
+            notes.append(f"{n} files could not be read to their end: {files.examples[0]}")
+        if files.oversize_lines:
+            notes.append(f"{files.oversize_lines} lines were too long")
         if counts.bad_lines:
             notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
         if counts.unknown_kinds:

@@ -58,7 +58,9 @@ class Inits:
 
     def note(self, call: m.Enter | m.Call, process: Process) -> None:
         """Take an init call, entered or finished."""
-        if call.uid_hash is None or call.rank is None or not call.nranks:
+        if call.uid_hash is None or call.rank is None or call.nranks is None:
+            return
+        if not 0 < call.nranks <= m.MAX_NRANKS:
             return
         init = self.inits.get(call.uid_hash)
         if init is None:

@@ -30,6 +30,10 @@ NO_TIME = -1
 SIG_LOST = 0
 
 
+#: A communicator that claims to be larger than this is not believed.
+MAX_NRANKS = 1 << 20
+
+
 def not_run(rc: int) -> bool:
     """Whether NCCL did not run a call because of its return code."""
     return rc not in (SUCCESS, IN_PROGRESS, RC_NONE)

@@ -116,7 +116,7 @@ class State:
         if info.hash is None or info.comm_rank is None or info.nranks is None:
             self.children.wait(at, e)
             return
-        if not 0 <= info.comm_rank < info.nranks:
+        if not 0 <= info.comm_rank < info.nranks <= m.MAX_NRANKS:
             return
         key = CommKey(info.hash, info.instance, info.nranks)
         comm = self.comms.get(key)

@@ -254,6 +254,8 @@ class TraceReader:
             return [], True
         try:
             part.size = Path(part.path).stat().st_size
+            if part.size < part.offset:
+                raise OSError("the file was cut")
             if part.size <= part.offset + part.torn:
                 return [], True
             with Path(part.path).open("rb") as f:
@@ -261,9 +263,10 @@ class TraceReader:
                 data = f.read(size)
                 while b"\n" not in data and len(data) < _MAX_LINE and (more := f.read(size)):
                     data += more
-        except OSError:
+        except OSError as error:
             part.gone = True
             self.counts.vanished_files += 1
+            self.counts.example(f"{part.path}: {error.strerror or error}")
             return [], True
         end = data.rfind(b"\n") + 1
         if end == 0:

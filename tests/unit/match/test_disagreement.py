@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Job, unix
@@ -272,6 +272,7 @@ def test_a_periodic_stream_says_that_several_shifts_fit() -> None:
     assert verdict.several_fit
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=12, max_size=40),
     st.integers(0, 10),

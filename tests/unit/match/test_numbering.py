@@ -222,6 +222,19 @@ def test_absurd_ordinals_do_not_fill_the_memory() -> None:
     run.scan()
 
 
+def test_a_communicator_whose_hash_is_learnt_late() -> None:
+    job = Job()
+    comms = [job.proc(r).comm(None, None, None) for r in range(3)]
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        line = next(x for _, _, x in c.proc.lines if x["kind"] == "comm")
+        c.proc.add(t, {**line, "hash": "00000000000000aa", "comm_rank": r, "nranks": 3})
+    t = steps(comms, 5, start=t + 1)
+    steps(comms[:2], 1, start=t)
+    cover(job.procs, t + 61)
+    assert _absences(job) == [(10, [2])]
+
+
 def test_a_group_that_spans_scans() -> None:
     job, comms = _job()
     for c in comms:

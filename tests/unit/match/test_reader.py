@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.analysis import analyze_job, cover, steps
 from support.tracegen import Job, Proc
 
@@ -228,6 +231,78 @@ def test_a_file_of_nothing_but_rubbish(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(b"x" * (9 << 20))
     analysis, _ = analyze_dir(tmp_path)
     assert verdict(analysis) == []
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    read_all(reader, analysis)
+    (tmp_path / "tracing/run/rank_0_pid_1000.jsonl").write_bytes(b"")
+    read_all(reader, analysis)
+    analysis.scan()
+    assert verdict(analysis) == EXPECTED
+    assert reader.counts.vanished_files == 1
+
+
+def test_absurd_sizes_cost_nothing(tmp_path: Path) -> None:
+    job = Job()
+    p = job.proc(0)
+    c = p.comm("00000000000000aa", 0, 2**61)
+    steps([c], 3)
+    p.enter(None, "ncclCommInitRank", 2.0, uid_hash="00000000000000bb", nranks=2**61, rank=0)
+    cover(job.procs, 100)
+    assert analyze_job(job) == []
+
+
+_VALID = [line for p in hung_job().procs[:1] for line in p.data().splitlines()]
+_VALID.append(
+    b'{"kind":"enter","api":"ncclAllReduce","t":9,"thread":1,"comm":0,"idx":90,"ord":90,'
+    b'"count":1,"datatype":"float32","op":"sum","stream":0}'
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_mutated_lines_never_raise(seed: int) -> None:
+    rng = random.Random(seed)
+    lines = []
+    for line in rng.choices(_VALID, k=30):
+        data = bytearray(line)
+        kind = rng.randrange(5)
+        if kind == 0:
+            del data[rng.randrange(len(data)) :]
+        elif kind == 1:
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        elif kind == 2:
+            row = orjson.loads(line)
+            key = rng.choice(list(row))
+            row[key] = rng.choice(
+                [
+                    None,
+                    -1,
+                    2**62,
+                    2**63 - 1,
+                    1.5,
+                    "x",
+                    [],
+                    {},
+                    True,
+                    0,
+                    [row[key]],
+                    {"a": dict(row)},
+                ]
+            )
+            data = bytearray(orjson.dumps(row))
+        elif kind == 3:
+            row = orjson.loads(line)
+            del row[rng.choice(list(row))]
+            data = bytearray(orjson.dumps(row))
+        lines.append(bytes(data))
+    analysis = Analysis()
+    analysis.feed(0, "x", 1, _VALID[:3], False)
+    analysis.feed(0, "x", 4, lines, True)
+    analysis.scan()
+    analysis.scan(2**62)
 
 
 def test_links_are_not_followed_and_loops_end(tmp_path: Path) -> None:
