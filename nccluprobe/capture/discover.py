@@ -69,7 +69,8 @@ class DiscoveryEvents:
     ``changed`` are known files that were overwritten in place: probes on them
     are now at wrong instructions and must go; the file as it is now follows in
     ``new_files``.  ``unreadable`` are matching processes whose mapped files may
-    not be read, once each.
+    not be read, once each.  ``brief`` are pids of children of matching processes
+    that had ended before anyone could look at them.
     """
 
     new_processes: list[ProcessKey] = field(default_factory=list)
@@ -78,6 +79,7 @@ class DiscoveryEvents:
     uses: list[tuple[ProcessKey, FileId]] = field(default_factory=list)
     changed: list[FileId] = field(default_factory=list)
     unreadable: list[ProcessKey] = field(default_factory=list)
+    brief: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -180,6 +182,10 @@ class Discovery:
             known = self._processes.get(pid)
             if known is None or pid in batch.execs or pid in batch.forks:
                 known = self._meet(pid, out)
+            parent = self._processes.get(batch.parents.get(pid, 0))
+            if known is None and parent is not None and parent.matched:
+                # What it was is not to be seen any more; it began as its parent is.
+                out.brief.append(pid)
             if known is not None and known.matched and pid in batch.mapped:
                 known.dirty = True
         for pid in batch.exits:

@@ -38,6 +38,7 @@ class MmapBatch:
     mapped: set[int] = field(default_factory=set)
     execs: set[int] = field(default_factory=set)
     forks: set[int] = field(default_factory=set)
+    parents: dict[int, int] = field(default_factory=dict)  # of those in forks
     exits: set[int] = field(default_factory=set)
     lost: bool = False
 
@@ -149,9 +150,14 @@ def _one(kind: int, misc: int, record: bytes, batch: MmapBatch) -> None:
             batch.execs.add(pid)
     elif kind in (_FORK, _EXIT) and len(record) >= 24:
         # pid, ppid, tid, ptid: threads come and go too; only processes matter
-        (tid,) = struct.unpack_from("<I", record, 16)
-        if tid == pid:
-            (batch.forks if kind == _FORK else batch.exits).add(pid)
+        ppid, tid = struct.unpack_from("<II", record, 12)
+        if tid != pid:
+            return
+        if kind == _FORK:
+            batch.forks.add(pid)
+            batch.parents[pid] = ppid
+        else:
+            batch.exits.add(pid)
 
 
 def _open(cpu: int) -> int:

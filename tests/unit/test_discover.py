@@ -200,7 +200,7 @@ def test_parse_records() -> None:
         + record(4, 0, 18, 1, 18, 1),
         batch,
     )
-    assert batch == MmapBatch({11}, {13}, {15}, {18}, False)
+    assert batch == MmapBatch({11}, {13}, {15}, {15: 1}, {18}, False)
     for broken in (record(2, 0, 0, 0, 5, 0), b"\1", struct.pack("=IHH", 10, 0, 4), b"\0" * 8):
         batch = MmapBatch()
         parse_records(broken, batch)
