@@ -91,7 +91,24 @@ KIND_NAME = 2
 #: parent's, ``order_idx`` the ordinal of the child; ``new_comm`` and ``new_gen``
 #: are the child's, ``t_exit`` is when it was seen.  It is no call: no rc, no idx.
 KIND_NEW_COMM = 3
-KINDS = {"CALL": KIND_CALL, "NAME": KIND_NAME, "NEW_COMM": KIND_NEW_COMM}
+#: What the live struct of a communicator says, at the first call on it that was
+#: seen (and, for one that was then still being made, that found it ready); it
+#: comes before the record of that call.  ``comm`` and ``comm_gen`` say which;
+#: ``peer``, ``nranks`` and ``color`` are rank, nRanks and cudaDev, ``uid_hash`` is
+#: commHash; ``count``, ``stream``, ``call_idx``, ``order_idx`` and ``nccl_seq`` are
+#: the five counters of seqNumber[] at entry, all 0 where they are not known.
+#: ``t_enter``, ``api``, ``group_id`` and ``group_depth`` are the call's.  ``rc`` is
+#: one of READ_*.
+KIND_IDENTITY = 4
+KINDS = {
+    "CALL": KIND_CALL,
+    "NAME": KIND_NAME,
+    "NEW_COMM": KIND_NEW_COMM,
+    "IDENTITY": KIND_IDENTITY,
+}
+READ_OK = 0
+READ_FAULT = 1  # a page was not present: to be read again from user space
+READ_OTHER = 2  # no communicator that this layout fits
 NAME_OFFSET = OFFSETS["count"]
 NAME_SIZE = 64
 

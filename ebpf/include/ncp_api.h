@@ -224,6 +224,29 @@ static __attribute__((always_inline)) inline int ncp_api_direction(unsigned int 
     return 0;
   }
 }
+/* Index of its counter in ncclComm.seqNumber[]; -1: none. */
+static __attribute__((always_inline)) inline int ncp_api_seq_slot(unsigned int api) {
+  switch (api) {
+  case NCP_API_BROADCAST:
+  case NCP_API_BCAST:
+  case NCP_API_BROADCAST_CONFIG:
+    return 0;
+  case NCP_API_REDUCE:
+  case NCP_API_REDUCE_CONFIG:
+    return 1;
+  case NCP_API_ALL_GATHER:
+  case NCP_API_ALL_GATHER_CONFIG:
+    return 2;
+  case NCP_API_REDUCE_SCATTER:
+  case NCP_API_REDUCE_SCATTER_CONFIG:
+    return 3;
+  case NCP_API_ALL_REDUCE:
+  case NCP_API_ALL_REDUCE_CONFIG:
+    return 4;
+  default:
+    return -1;
+  }
+}
 /* The communicator's hash follows from the unique id passed. */
 static __attribute__((always_inline)) inline int ncp_api_init_uid(unsigned int api) {
   switch (api) {

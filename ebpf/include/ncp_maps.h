@@ -82,9 +82,14 @@ struct ncp_comm_key {
   u32 zero;
   u64 ptr;
 };
+/* Besides the record's flags, in ncp_comm.flags: */
+#define NCP_COMM_UNREAD 0x100 /* the struct is to be read at the next call */
+#define NCP_COMM_SOUND 0x200  /* it was read and makes sense */
+#define NCP_COMM_TRY 0x10000  /* counts calls at which it was not ready */
+#define NCP_COMM_TRIES 64
 struct ncp_comm {
   u32 gen;
-  u32 flags; /* NCP_FLAG_COMM_LATE */
+  u32 flags; /* NCP_FLAG_COMM_LATE, NCP_COMM_* */
   u64 hash;  /* 0: not known here */
   u64 calls;
   u64 collectives;
@@ -110,9 +115,15 @@ struct ncp_pending {
 
 struct ncp_lib {
   u32 hash_form; /* NCP_HASH_* */
-  u32 zero;
-  u64 layout[7]; /* offsets in ncclComm, 0: unknown (reserved) */
+  u32 magics; /* whether NCP_MAGIC stands at the struct's start and at end_magic */
+  /* Offsets in ncclComm; 0: unknown. */
+  u64 rank; /* nRanks and cudaDev follow */
+  u64 hash;
+  u64 seq; /* five counters of eager collectives, by function */
+  u64 end_magic;
+  u64 spare[3];
 };
+#define NCP_MAGIC 0x0280028002800280ULL
 
 struct ncp_globals {
   u64 next_gen;

@@ -12,7 +12,9 @@ from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.maps import FileId
 from nccluprobe.capture.source import Library
 from nccluprobe.errors import NccluprobeError
+from nccluprobe.nccl import layout as layouts
 from nccluprobe.nccl.api import API_TABLE, Kind
+from nccluprobe.nccl.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ def describe(found: FoundFile, planned: Plan) -> str:
     )
 
 
+def _layout(found: FoundFile) -> tuple[Layout | None, str]:
+    """The layout of its struct ncclComm, or None and why (some 50 ms, from the cache 10)."""
+    try:
+        return layouts.find(found.file.fd, found.image), ""
+    except layouts.LayoutError as err:
+        return None, str(err)
+
+
 class Attacher:
     """Attaches once per real file.  A refusal is said and does not end the tracing."""
 
@@ -83,8 +93,9 @@ class Attacher:
         planned = plan(found)
         lib = self._source.new_lib_id()
         image = found.image
+        layout, unknown = _layout(found)
         self._source.add_library(
-            Library(lib, found.file.path, image.version, image.build_id), image.hash_form
+            Library(lib, found.file.path, image.version, image.build_id, layout), image.hash_form
         )
         try:
             # By descriptor: it is the file that was examined, also when its name
@@ -98,6 +109,11 @@ class Attacher:
             os.close(found.file.fd)
         self._libs[found.file.id] = lib
         self._say(f"library {describe(found, planned)}; {attached.count} links")
+        if layout is None:
+            self._say(
+                "its struct ncclComm cannot be read, so communicators made before now stay "
+                f"without identity: {unknown}"
+            )
         if planned.slow:
             self._say(
                 "first instruction is single-stepped (a hit costs about 1 us on metal, 10 us in a "

@@ -19,6 +19,7 @@ from nccluprobe.capture.ring import open_ring
 from nccluprobe.capture.source import Library, Losses
 from nccluprobe.capture.sysbpf import Map, open_raw_tracepoint
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.nccl.layout.model import Layout
 
 _U32 = struct.Struct("=I")
 _TRACEPOINTS = (("sched_process_exit", "ncp_sched_exit"), ("sched_process_exec", "ncp_sched_exec"))
@@ -89,7 +90,9 @@ class EbpfSource:
     def add_library(self, library: Library, form: int | None = None) -> None:
         """Register a copy of NCCL; ``form`` is its hash form, else from its version."""
         form = hash_form(library.version) if form is None else form
-        self._maps["libs"].put(_U32.pack(library.lib), state.LIB.pack(form, 0, *([0] * 7)))
+        self._maps["libs"].put(
+            _U32.pack(library.lib), state.LIB.pack(form, *_offsets(library.layout), 0, 0, 0)
+        )
         self._libraries[library.lib] = library
         self._next_lib = max(self._next_lib, library.lib + 1)
 
@@ -228,6 +231,16 @@ class EbpfSource:
         self._ring.close()
         self._program.close()
         return time.monotonic() - start
+
+
+def _offsets(layout: Layout | None) -> tuple[int, int, int, int, int]:
+    """magics, rank, hash, seq and end_magic of struct ncp_lib; 0: unknown."""
+    if layout is None:
+        return 0, 0, 0, 0, 0
+    seq = layout.seq_number if layout.seq_counts else None
+    magics = layout.start_magic == 0 and layout.end_magic is not None
+    end = layout.end_magic if magics else None
+    return int(magics), layout.rank, layout.comm_hash or 0, seq or 0, end or 0
 
 
 def _possible_cpus() -> int:

@@ -10,19 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nccluprobe.nccl.layout.model import Layout
+
 
 @dataclass(frozen=True)
 class Library:
     """A copy of NCCL, as numbered by the front (``Record.lib``).
 
     ``path`` is how a process sees it; ``version`` is like "2.28.9", None when
-    it could not be read; ``build_id`` is hex or None.
+    it could not be read; ``build_id`` is hex or None.  ``layout`` is that of its
+    ``struct ncclComm``, None when it was refused or not looked for.
     """
 
     lib: int
     path: str
     version: str | None
     build_id: str | None
+    layout: Layout | None = None
 
 
 @dataclass

@@ -15,14 +15,18 @@ from typing import Any
 from nccluprobe.capture.source import Library
 from nccluprobe.collect.lines import Line, hex_hash
 from nccluprobe.nccl.api import BY_ID
+from nccluprobe.nccl.comm_struct import CommState
 from nccluprobe.nccl.commhash import child_hash, parse_version
 from nccluprobe.nccl.enums import IN_PROGRESS, SUCCESS
+from nccluprobe.nccl.layout.model import Layout
 from nccluprobe.record import (
     FLAG_BLIND,
     FLAG_NO_RETURN,
     FLAG_UNWOUND,
     NAME_OFFSET,
     NAME_SIZE,
+    READ_FAULT,
+    READ_OK,
     STRUCT,
     Record,
 )
@@ -56,6 +60,9 @@ class Comm:
     child: int | None = None
     color: int | None = None
     in_group: bool = False
+    #: Device, and the five counters before the first call seen, by the live struct.
+    device: int | None = None
+    seqs: tuple[int, ...] | None = None
     #: Which of the process's ranks made it (the rank at the root communicator).
     endpoint: int | None = None
     ends: list[tuple[int, str]] = field(default_factory=list)
@@ -82,6 +89,9 @@ class Comm:
             "child": self.child,
             "color": self.color,
             "in_group": self.in_group or None,
+            "dev": self.device,
+            "seqs": None if self.seqs is None else list(self.seqs),
+            "base_seq": None if self.seqs is None else sum(self.seqs),
         }
         line.update((key, value) for key, value in optional.items() if value is not None)
         return line
@@ -92,6 +102,10 @@ class Comm:
         size = "?" if self.nranks is None else self.nranks
         rank = "?" if self.comm_rank is None else self.comm_rank
         return f"communicator {self.id} ({self.learnt}), {value}, rank {rank} of {size}"
+
+
+#: Reads the live struct at an address of the process.
+Memory = Callable[[int, Layout], "CommState | None"]
 
 
 class Identity:
@@ -210,6 +224,8 @@ class Identity:
     def _child_hash(self, comm: Comm, parent: Comm | None, how: str) -> int | None:
         if parent is None or parent.hash is None or comm.child is None:
             return None
+        if parent.learnt in ("struct", "unknown"):
+            return None  # children before our time are not counted in comm.child
         library = self._library(comm.lib)
         version = parse_version(library.version) if library is not None else None
         if version is None:
@@ -234,6 +250,35 @@ class Identity:
         comm = Comm(self._next_id, gen, t, lib, name=self._names.pop(gen, None))
         self._next_id += 1
         self.live[gen] = comm
+        return comm
+
+    # -- by the live struct
+
+    def identified(self, rec: Record, memory: Memory) -> Comm | None:
+        """What a KIND_IDENTITY record adds to its communicator; None: nothing."""
+        comm, new = self.seen(rec)
+        library = self._library(rec.lib)
+        layout = library.layout if library is not None else None
+        if comm is None or layout is None:
+            return comm if new else None
+        if rec.rc == READ_OK:
+            hash_, rank, nranks = rec.uid_hash or None, rec.peer, rec.nranks
+            if not new and (comm.hash, comm.comm_rank, comm.nranks) == (hash_, rank, nranks):
+                return None  # seen from its making
+            comm.device = rec.color
+            counted = (rec.count, rec.stream, rec.call_idx, rec.order_idx, rec.nccl_seq)
+            if layout.seq_counts and (comm.learnt == "unknown" or any(counted)):
+                comm.seqs = counted
+        elif rec.rc == READ_FAULT and (found := memory(rec.comm, layout)) is not None:
+            # Later than the call: who it is holds, the counters do not.
+            hash_, rank, nranks = found.hash, found.rank, found.nranks
+            comm.device, comm.name = found.device, comm.name or found.name
+        else:
+            return comm if new else None
+        if comm.learnt == "unknown":
+            comm.learnt, comm.endpoint = "struct", rank
+        comm.comm_rank, comm.nranks = rank, nranks
+        self._hashed(comm, hash_)
         return comm
 
     # -- naming and ending

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nccluprobe import memory
 from nccluprobe.capture.source import Library, Losses
 from nccluprobe.collect import lines
 from nccluprobe.collect.decode import who_key
@@ -15,9 +16,12 @@ from nccluprobe.collect.inflight import InFlight
 from nccluprobe.collect.ports import Clock, Notify, ProcInfo, ProcState
 from nccluprobe.collect.writer import TraceFile
 from nccluprobe.nccl.api import BY_ID, Kind
+from nccluprobe.nccl.comm_struct import CommState, read_comm
+from nccluprobe.nccl.layout.model import Layout
 from nccluprobe.record import (
     FLAG_NO_RETURN,
     KIND_CALL,
+    KIND_IDENTITY,
     KIND_NAME,
     KIND_NEW_COMM,
     Record,
@@ -209,12 +213,27 @@ class Traced:
             named = self.ids.named(rec)
             if named is not None:
                 self._put(lines.dump(named.line()))
+        elif rec.kind == KIND_IDENTITY:
+            comm = self.ids.identified(rec, self._memory)
+            if comm is not None:
+                self._made([comm])
         elif rec.kind == KIND_NEW_COMM:
             self._made(self.ids.bound(rec))
         elif rec.kind == KIND_CALL and rec.api in BY_ID:
             self._call(rec)
         else:
             self.lost_queue += 1  # a front that knows more than this collector
+
+    def _memory(self, address: int, layout: Layout) -> CommState | None:
+        """The live struct of a communicator, read from here."""
+
+        def read(at: int, size: int) -> bytes | None:
+            return memory.read(self.pid, at, size)
+
+        try:
+            return read_comm(read, address, layout)
+        except OSError:  # not permitted, or gone
+            return None
 
     def _call(self, rec: Record) -> None:
         api = BY_ID[rec.api]

@@ -216,6 +216,16 @@ LINE_KINDS: tuple[LineKind, ...] = (
                 "calls made on it before the first one seen here; absent: none, "
                 "or not known when learnt is unknown",
             ),
+            _opt("dev", _INT, "CUDA device, by the live struct"),
+            _opt(
+                "seqs",
+                {"type": "array", "items": _NAT, "minItems": 5, "maxItems": 5},
+                "the library's own counters (Broadcast, Reduce, AllGather, ReduceScatter, "
+                "AllReduce) when the first call seen here entered; absent: all 0 when it was seen "
+                "from its making, else not known. Calls of a group that was open when the tracing "
+                "began are missing in them: compare with `seq` of later calls",
+            ),
+            _opt("base_seq", _NAT, "sum of seqs: eager collectives before the first one seen here"),
             _opt("in_group", _BOOL, "true: made by InitAll together with others of this process"),
         ),
     ),

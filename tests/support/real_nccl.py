@@ -104,6 +104,11 @@ SEQ_SLOT = {
     "ncclAllGather": 2,
     "ncclReduceScatter": 3,
     "ncclAllReduce": 4,
+    "ncclBroadcastConfig": 0,
+    "ncclReduceConfig": 1,
+    "ncclAllGatherConfig": 2,
+    "ncclReduceScatterConfig": 3,
+    "ncclAllReduceConfig": 4,
 }
 
 
