@@ -21,6 +21,7 @@ from nccluprobe.trace.reader import TraceReader
 
 SCAN_S = 1.0
 _STEP_S = 0.25
+_PASSES = 4
 
 
 def analyze(
@@ -118,7 +119,13 @@ class _Session:
     def afterwards(self, writer: FindingWriter) -> None:
         """Read all, judge at the end of the traces."""
         self.reader.discover(force=True)
-        self.read()
+        # Files may still grow: read on until all ends are of about the same time,
+        # so that no trace is taken for silent because it was read first.
+        for _ in range(_PASSES):
+            began = time.monotonic()
+            self.read()
+            if time.monotonic() - began < SCAN_S:
+                break
         self._emit(self.analysis.scan(None), writer)
 
     def follow(

@@ -38,6 +38,10 @@ class Children:
         if len(self._splits) > _KEPT * 16:
             self._splits.popitem(last=False)
 
+    def entered(self, e: Endpoint, child: int) -> bool:
+        """Whether this member of the parent has entered the split of this ordinal."""
+        return (e.info.source, e.info.id, child) in self._splits
+
     def wait(self, at: At, e: Endpoint) -> None:
         """Remember an endpoint whose rank is not known."""
         if e.info.parent is not None and len(self.waiting) < _KEPT:

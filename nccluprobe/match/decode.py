@@ -18,7 +18,7 @@ import orjson
 
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
-from nccluprobe.match.lines import BadLine, SourceState
+from nccluprobe.match.lines import BAD, BadLine, SourceState
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind, Role
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
@@ -166,7 +166,7 @@ class Decoder:
                 continue
             try:
                 made = convert(row, state, self.boots, self.table)
-            except (BadLine, TypeError, KeyError, ValueError, OverflowError) as error:
+            except BAD as error:
                 self._bad(state.path, number, f"{kind}: {error!s}"[:200])
                 continue
             if made is None:
@@ -192,12 +192,12 @@ class Decoder:
     ) -> None:
         try:
             self._call_columns(state, rows, out)
-        except (TypeError, KeyError, ValueError, OverflowError):
+        except BAD:
             good = []
             for row, number in zip(rows, numbers, strict=True):
                 try:
                     self._call_columns(state, [row], [], dry=True)
-                except (TypeError, KeyError, ValueError, OverflowError) as error:
+                except BAD as error:
                     what = type(error).__name__
                     self._bad(state.path, number, f"call: {what}: {error!s}"[:200])
                 else:

@@ -20,6 +20,10 @@ class BadLine(Exception):
     """A line that cannot be what it says."""
 
 
+#: What a line with wrong contents may raise when it is converted.
+BAD = (BadLine, TypeError, KeyError, ValueError, OverflowError, AttributeError, IndexError)
+
+
 @dataclass
 class SourceState:
     """What the decoder remembers of one source."""

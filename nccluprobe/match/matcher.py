@@ -17,6 +17,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.splits import judge_split
 from nccluprobe.match.state import State
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
@@ -53,6 +54,8 @@ class Matcher(State):
             contexts[key] = ctx = self._context(comm)
             self._watch(comm, ctx)
             current += self._judge(comm, ctx, waits)
+            if (split := judge_split(comm, self.children, ctx)) is not None:
+                current.append(split)
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of)

@@ -33,6 +33,7 @@ class Inside:
     thread: int
     comm: int | None
     group: int
+    ord: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Process:
 
     def note_enter(self, e: m.Enter) -> None:
         """A call is still inside."""
-        self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group)
+        self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group, e.ord)
         self.newest = max(self.newest, e.t)
         self.last_activity = max(self.last_activity, e.t)
         if e.api == "ncclGroupEnd" and e.group:

@@ -103,7 +103,7 @@ def _cause_elsewhere(who: Hashable, wait: Wait, others: list[Finding]) -> str | 
             # It failed after its last good call here, and did not come since.
             if who in f.culprits and f.role == "root_cause" and f.since >= e.last_t:
                 return f.id
-        elif who in f.waiters or who in f.culprits:
+        elif who in f.waiters:
             return f.id
     return None
 

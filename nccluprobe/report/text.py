@@ -87,6 +87,8 @@ def _why(status: dict[str, Any]) -> str:
     if reason == "probe_event_loss_possible":
         lost = status.get("probe_dropped_events")
         return f"its call may be among {lost or 'the'} events that were lost"
+    if reason == "ranks_not_in_init":
+        return "not seen in the initialisation; it may not be traced"
     if reason != "rank_alive_but_not_entered":
         return str(reason).replace("_", " ")
     main = status.get("main_thread")

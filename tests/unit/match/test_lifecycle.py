@@ -235,6 +235,34 @@ def test_ranks_of_a_split_follow_from_all_members() -> None:
     assert f.details["missing_rank_status"][0]["global_rank"] == 3
 
 
+def test_a_split_that_a_part_of_the_parent_entered() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms[:3]):
+        # Rank 1 takes no part, but has to make the call.
+        c.proc.enter(c, "ncclCommSplit", t, color=-1 if r == 1 else 0, key=0, ord=1)
+    cover(job.procs, t + 70)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.details["api"]) == ("comm_init_missing_enter", "ncclCommSplit")
+    assert f.comm_uid_hash == "00000000000000aa"
+    assert f.details["entered_comm_ranks"] == [0, 1, 2]
+    assert f.details["missing_comm_ranks"] == [3]
+    assert f.details["missing_rank_status"][0]["heartbeat"] == "alive"
+    assert (f.severity, f.role) == ("notice", "root_cause")
+
+
+def test_a_split_that_all_entered() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.call(c, "ncclCommSplit", t, dur=3.0, color=0, key=0, ord=1, new_comm=None)
+    steps(comms, 5, start=t + 4)
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
 def test_ranks_of_a_shrink_keep_the_parents_order() -> None:
     job = Job()
     comms = job.world(4)
