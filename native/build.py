@@ -60,7 +60,7 @@ TARGETS: dict[str, Target] = {
     "libnccluprobe_preload.so": Target(
         sources=tuple(
             f"preload/{n}.c"
-            for n in ("sys", "start", "file", "elf", "real", "dlsym", "comm", "life", "wrappers")
+            for n in ("sys", "start", "file", "elf", "real", "dlsym", "comm", "life", "live", "wrappers")
         ),
         cflags=("-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-fcf-protection=none")
         if platform.machine() in ("x86_64", "AMD64")

@@ -89,6 +89,18 @@ NCP_INLINE void ncp_blind(struct ncp_thread *th, struct ncp_record *r) {
   ncp_poke(&th->slot->blind, th->slot->blind + 1);
 }
 
+/* What the live struct tells of a call on it. */
+NCP_INLINE void ncp_live(struct ncp_thread *th, struct ncp_comm *c, unsigned api, int class) {
+  const struct ncp_shm_copy *lib = &ncp_shm->copy[th->copy];
+  if (!ncp_load(&lib->rank_at)) return;
+  u64 look = ncp_peek(&c->look);
+  if (unlikely(!(look & NCP_LOOK_DONE))) look = ncp_identify(th, c);
+  int slot = ncp_api_seq_slot(api);
+  if (class != NCP_CLASS_COLLECTIVE || slot < 0 || th->group_id || !(look & NCP_LOOK_SOUND)) return;
+  if (lib->seq_at)
+    th->rec->nccl_seq = ncp_peek((u64 *)(uintptr_t)(th->rec->comm + lib->seq_at) + slot);
+}
+
 /* Identity and numbers, from the communicator passed: before anything can be
  * overwritten, so that a record that is leaves a hole. */
 NCP_INLINE void ncp_count(struct ncp_thread *th, unsigned api, int class) {
@@ -118,6 +130,10 @@ NCP_INLINE void ncp_count(struct ncp_thread *th, unsigned api, int class) {
   }
   r->comm_gen = (u32)life;
   if (unlikely(life & NCP_LATE)) r->flags |= NCP_FLAG_COMM_LATE;
+  if (!ncp_api_closes(api)) {
+    ncp_live(th, c, api, class);
+    r = th->rec;
+  }
   r->call_idx = ncp_add(&c->calls, 1);
   if (class == NCP_CLASS_COLLECTIVE) {
     r->order_idx = ncp_add(&c->collectives, 1);

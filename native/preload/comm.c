@@ -43,6 +43,7 @@ static void reset(struct ncp_comm *c) {
   ncp_poke(&c->calls, 0);
   ncp_poke(&c->collectives, 0);
   ncp_poke(&c->children, 0);
+  ncp_poke(&c->look, 0);
 }
 
 /* A generation opened by the call that made it; whatever had the same address
@@ -58,13 +59,16 @@ u32 ncp_comm_made(struct ncp_thread *th, u32 gen, u64 ptr) {
   return gen;
 }
 
+static struct ncp_shm_birth *births(void) {
+  return (struct ncp_shm_birth *)(void *)((char *)ncp_shm + ncp_shm->births_at);
+}
+
 /* The counters go first: whoever sees the address as free may use it. */
 void ncp_comm_closed(struct ncp_comm *c) {
   u64 birth = ncp_peek(&c->birth);
   if (birth) {
-    struct ncp_shm_birth *b =
-        (struct ncp_shm_birth *)((char *)ncp_shm + ncp_shm->births_at) + (birth - 1);
-    if (ncp_peek(&b->rec.new_gen) == (u32)ncp_peek(&c->life)) ncp_poke(&b->rec.reserved, 1);
+    struct ncp_shm_birth *b = births() + (birth - 1);
+    if (ncp_peek(&b->gen) == (u32)ncp_peek(&c->life)) ncp_poke(&b->closed, 1);
   }
   reset(c);
   ncp_store(&c->life, (u64)0);
@@ -89,15 +93,22 @@ int ncp_p2p_next(const struct ncp_comm *c, u32 gen, int direction, int peer, u64
   return 1;
 }
 
+static struct ncp_shm_birth *open_birth(struct ncp_comm *c, u32 gen) {
+  u64 at = ncp_add(&ncp_shm->births_made, 1) % NCP_SHM_BIRTHS;
+  struct ncp_shm_birth *b = births() + at;
+  ncp_poke(&b->seq, ncp_peek(&b->seq) | 1);
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  ncp_poke(&b->gen, gen);
+  ncp_poke(&b->closed, 0);
+  __builtin_memset(&b->rec, 0, sizeof(*b) - offsetof(struct ncp_shm_birth, rec));
+  if (c) ncp_poke(&c->birth, at + 1);
+  return b;
+}
+
 /* Keeps what made a communicator, for a collector that comes when the record is
  * overwritten. */
 void ncp_birth(const struct ncp_record *made, u64 ptr, u32 gen, const char *name) {
-  struct ncp_comm *c = ncp_comm_find(ptr, 0);
-  u64 at = ncp_add(&ncp_shm->births_made, 1) % NCP_SHM_BIRTHS;
-  struct ncp_shm_birth *b = (struct ncp_shm_birth *)((char *)ncp_shm + ncp_shm->births_at) + at;
-  u64 seq = ncp_peek(&b->seq) | 1;
-  ncp_poke(&b->seq, seq);
-  __atomic_thread_fence(__ATOMIC_RELEASE);
+  struct ncp_shm_birth *b = open_birth(ncp_comm_find(ptr, 0), gen);
   b->rec = *made;
   b->rec.kind = NCP_KIND_NEW_COMM;
   b->rec.new_comm = ptr;
@@ -105,6 +116,19 @@ void ncp_birth(const struct ncp_record *made, u64 ptr, u32 gen, const char *name
   b->rec.rc = 0;
   b->rec.call_idx = 0;
   __builtin_memcpy(b->name, name, NCP_NAME_SIZE);
-  ncp_store(&b->seq, seq + 1);
-  if (c) ncp_poke(&c->birth, at + 1);
+  ncp_store(&b->seq, ncp_peek(&b->seq) + 1);
+}
+
+/* The same for what its struct says. */
+void ncp_birth_identity(struct ncp_comm *c, const struct ncp_record *identity) {
+  u64 birth = ncp_peek(&c->birth);
+  struct ncp_shm_birth *b = birth ? births() + (birth - 1) : 0;
+  if (b && ncp_peek(&b->gen) == identity->comm_gen) {
+    ncp_poke(&b->seq, ncp_peek(&b->seq) | 1);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+  } else {
+    b = open_birth(c, identity->comm_gen);
+  }
+  b->identity = *identity;
+  ncp_store(&b->seq, ncp_peek(&b->seq) + 1);
 }

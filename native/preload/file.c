@@ -71,11 +71,9 @@ __attribute__((constructor)) static void read_environment(void) {
 
 int ncp_file_disabled(void) { return disabled; }
 
-/* attach leaves a note about each process that it traces; the note counts when
- * it tells our start time. See nccluprobe/capture/preload_marks.py. */
-static u64 start_ticks(void) {
+static u64 start_ticks(const char *stat) {
   char text[1024];
-  if (ncp_read_file("/proc/self/stat", text, sizeof(text)) <= 0) return 0;
+  if (ncp_read_file(stat, text, sizeof(text)) <= 0) return 0;
   const char *at = strrchr(text, ')');
   if (!at) return 0;
   for (int field = 2; field < 22 && *at; at++)
@@ -83,14 +81,22 @@ static u64 start_ticks(void) {
   return ncp_number(&at);
 }
 
+/* attach leaves a note about each process that it traces: our start time, and
+ * its own number and start time. See nccluprobe/capture/preload_marks.py. */
 int ncp_other_front(void) {
-  char note[64], text[64];
-  size_t n = append(note, sizeof(note), 0, "/run/nccluprobe/ebpf/");
-  append_number(note, sizeof(note), n, (u64)getpid());
-  if (ncp_read_file(note, text, sizeof(text)) <= 0) return 0;
+  char name[64], text[128];
+  size_t n = append(name, sizeof(name), 0, "/run/nccluprobe/ebpf/");
+  append_number(name, sizeof(name), n, (u64)getpid());
+  if (ncp_read_file(name, text, sizeof(text)) <= 0) return 0;
   const char *at = text;
-  u64 ticks = ncp_number(&at);
-  return ticks && ticks == start_ticks();
+  u64 ours = ncp_number(&at), tracer = ncp_number(&at), ticks = ncp_number(&at);
+  if (!ours || ours != start_ticks("/proc/self/stat")) return 0;
+  n = append(name, sizeof(name), 0, "/proc/");
+  n = append_number(name, sizeof(name), n, tracer);
+  append(name, sizeof(name), n, "/stat");
+  if (!ticks || ticks != start_ticks(name)) return 0;
+  ncp_say("attach", "it traces this process already");
+  return 1;
 }
 
 /* Seconds and nanoseconds that a time namespace adds to a clock, as ns. */
@@ -115,7 +121,7 @@ static void describe(struct ncp_shm *h, u32 forked) {
   h->uid = geteuid();
   h->gid = getegid();
   h->forked = forked;
-  h->start_ticks = start_ticks();
+  h->start_ticks = start_ticks("/proc/self/stat");
   ncp_read_file("/proc/self/timens_offsets", text, sizeof(text));
   h->time_off = -offset_of(text, "monotonic");
   if (h->start_ticks)
@@ -240,6 +246,26 @@ int ncp_file_make(u32 forked, const char **what) {
   memcpy(&magic, NCP_SHM_MAGIC, 8);
   ncp_store((u64 *)(void *)h->magic, magic);
   return 0;
+}
+
+/* What a collector has found out about this file of NCCL before. */
+void ncp_file_layout(struct ncp_shm_copy *copy, u64 size) {
+  char name[NCP_SHM_PATH + 96], text[160];
+  size_t n = append(name, sizeof(name), 0, folder);
+  const u64 key[] = {copy->dev, copy->ino, size};
+  n = append(name, sizeof(name), n, "/nccl");
+  for (int i = 0; i < 3; i++) {
+    n = append(name, sizeof(name), n, "-");
+    n = append_number(name, sizeof(name), n, key[i]);
+  }
+  append(name, sizeof(name), n, ".layout");
+  if (ncp_read_file(name, text, sizeof(text)) <= 0) return;
+  const char *at = text;
+  copy->magics = ncp_number(&at);
+  copy->rank_at = ncp_number(&at);
+  copy->hash_at = ncp_number(&at);
+  copy->seq_at = ncp_number(&at);
+  copy->end_magic_at = ncp_number(&at);
 }
 
 /* Room for a slot's ring. The file is opened anew, as a descriptor kept in the

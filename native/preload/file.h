@@ -16,5 +16,6 @@ NCP_COLD int ncp_file_disabled(void);
 NCP_COLD int ncp_other_front(void);
 NCP_COLD int ncp_file_make(u32 forked, const char **what);
 NCP_COLD int ncp_file_reserve(u32 slot);
+NCP_COLD void ncp_file_layout(struct ncp_shm_copy *copy, u64 size);
 
 #endif

@@ -15,7 +15,7 @@
 #define NCP_SHM_SLOTS 128
 #define NCP_SHM_SLOT_SIZE 256
 #define NCP_SHM_COPIES 4
-#define NCP_SHM_BIRTHS 2048
+#define NCP_SHM_BIRTHS 1024
 #define NCP_SHM_ENVIRON 3072
 #define NCP_SHM_HEADER_SIZE 8192
 #define NCP_SHM_PATH 384
@@ -32,6 +32,13 @@ struct ncp_shm_copy {
   u64 ino;
   u32 version;   /* ncclGetVersion's number, 0: unknown */
   u32 hash_form; /* 0 none, 1 up to 2.17, 2 up to 2.25, 3 today */
+  /* Offsets in struct ncclComm, 0: unknown; from a file beside this one, or written
+   * by the collector, rank_at last. */
+  u64 rank_at; /* nRanks and cudaDev follow */
+  u64 hash_at;
+  u64 seq_at; /* five counters of eager collectives, by function */
+  u64 end_magic_at;
+  u64 magics; /* whether there are magics, one at the start */
   char path[NCP_SHM_PATH];
 };
 
@@ -52,11 +59,14 @@ struct ncp_shm_slot {
   u8 rest[112];
 };
 
-/* A record that made a communicator, in KIND_NEW_COMM's form, and its name.
- * rec.reserved is 1 when it has been closed since. */
+/* What is known of a communicator: the record that made it, in KIND_NEW_COMM's
+ * form (kind 0: not seen), its name, and what its struct said (kind 0: nothing). */
 struct ncp_shm_birth {
   u64 seq; /* even: whole */
+  u32 gen;
+  u32 closed;
   struct ncp_record rec;
+  struct ncp_record identity;
   char name[NCP_NAME_SIZE];
 };
 
@@ -92,15 +102,15 @@ struct ncp_shm {
   char environ[NCP_SHM_ENVIRON]; /* NAME=VALUE\0, of the launcher's variables only */
 };
 
-_Static_assert(sizeof(struct ncp_shm_copy) == 416, "copy");
+_Static_assert(sizeof(struct ncp_shm_copy) == 456, "copy");
 _Static_assert(sizeof(struct ncp_shm_slot) == NCP_SHM_SLOT_SIZE, "slot");
 _Static_assert(__builtin_offsetof(struct ncp_shm_slot, read) == 128, "read");
-_Static_assert(sizeof(struct ncp_shm_birth) == 224, "birth");
+_Static_assert(sizeof(struct ncp_shm_birth) == 384, "birth");
 _Static_assert(__builtin_offsetof(struct ncp_shm, start_ticks) == 80, "start_ticks");
 _Static_assert(__builtin_offsetof(struct ncp_shm, denied) == 136, "denied");
 _Static_assert(__builtin_offsetof(struct ncp_shm, boot_id) == 144, "boot_id");
 _Static_assert(__builtin_offsetof(struct ncp_shm, copy) == 320, "copy");
-_Static_assert(__builtin_offsetof(struct ncp_shm, environ) == 1984, "environ");
+_Static_assert(__builtin_offsetof(struct ncp_shm, environ) == 2144, "environ");
 _Static_assert(sizeof(struct ncp_shm) <= NCP_SHM_HEADER_SIZE, "header");
 
 #endif

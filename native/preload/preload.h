@@ -40,9 +40,14 @@ struct ncp_comm {
   u64 life; /* generation, or'ed with NCP_LATE; 0: closed */
   u64 calls, collectives, children;
   u64 birth; /* 1 + its place among the births */
-  u64 apart[2];
+  u64 look;  /* at the live struct: NCP_LOOK_*, and how often it was not ready */
+  u64 apart;
 };
 #define NCP_LATE (1ULL << 32)
+#define NCP_LOOK_DONE 1
+#define NCP_LOOK_SOUND 2 /* it was read and makes sense */
+#define NCP_LOOK_TRY 4
+#define NCP_LOOK_TRIES 64
 
 struct ncp_p2p {
   u64 key;   /* place of the communicator, direction, peer; 0: free */
@@ -123,8 +128,6 @@ extern NCP_HIDDEN const char *const ncp_launcher_names[];
 /* start.c */
 NCP_COLD struct ncp_thread *ncp_thread_start(void);
 NCP_COLD void ncp_say(const char *what, const char *why);
-NCP_HIDDEN extern char ncp_file_path[];
-NCP_HIDDEN extern u64 ncp_file_id[2];
 
 /* sys.c: system calls whose wrappers changed between releases of glibc */
 struct ncp_stat {
@@ -155,6 +158,10 @@ NCP_HIDDEN u32 ncp_comm_made(struct ncp_thread *th, u32 gen, u64 ptr);
 NCP_HIDDEN void ncp_comm_closed(struct ncp_comm *c);
 NCP_HIDDEN int ncp_p2p_next(const struct ncp_comm *c, u32 gen, int direction, int peer, u64 *n);
 NCP_HIDDEN void ncp_birth(const struct ncp_record *made, u64 ptr, u32 gen, const char *name);
+NCP_HIDDEN void ncp_birth_identity(struct ncp_comm *c, const struct ncp_record *identity);
+
+/* live.c */
+NCP_COLD u64 ncp_identify(struct ncp_thread *th, struct ncp_comm *c);
 
 /* life.c */
 NCP_COLD void ncp_take_one(struct ncp_thread *th, u64 now, u64 want);

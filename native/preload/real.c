@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "elf.h"
+#include "file.h"
 #include "real.h"
 
 #define BINDINGS 1024
@@ -104,7 +104,7 @@ static u32 form_of(u32 version) {
 
 static void note(u32 i, const struct link_map *map) {
   struct ncp_shm_copy *n = &notes[i];
-  struct ncp_stat st;
+  struct ncp_stat st = {0, 0, 0, 0, 0};
   const char *path = map->l_name;
   n->base = map->l_addr;
   if (path && path[0]) {
@@ -124,6 +124,7 @@ static void note(u32 i, const struct link_map *map) {
   }
   n->version = version_of(map);
   n->hash_form = form_of(n->version);
+  ncp_file_layout(n, st.size);
   /* Pinned: its functions are remembered. */
   if (map->l_name && map->l_name[0] && real_dlopen)
     real_dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
@@ -145,7 +146,7 @@ static u32 find(const struct link_map *map) {
 void ncp_publish_copies(void) {
   if (!ncp_shm) return;
   for (u32 i = 0; i < NCP_SHM_COPIES; i++)
-    if (ncp_load(&ncp_copies[i].ready)) ncp_shm->copy[i] = notes[i];
+    if (ncp_load(&ncp_copies[i].ready) && !ncp_shm->copy[i].path[0]) ncp_shm->copy[i] = notes[i];
   ncp_store(&ncp_shm->copies, ncp_load(&copies_used));
   ncp_shm->unwrapped = ncp_load(&copies_refused);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -36,6 +37,15 @@ def private_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="run-", dir=base))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="nccluprobe-"))
+
+
+def tidy(folder: Path) -> None:
+    """Remove a run's folder, unless a process's file is left in it."""
+    with contextlib.suppress(OSError):
+        if not any(folder.glob("*.ring")):
+            for note in folder.glob("*.layout"):
+                note.unlink()
+            folder.rmdir()
 
 
 def library(*, build: bool = False) -> Path:

@@ -17,7 +17,10 @@ MAX_RING = 1 << 31
 COPIES = 4
 _PATH = 384
 _COPIES_AT = 320
-_COPY = struct.Struct(f"<QQQII{_PATH}s")
+_COPY = struct.Struct(f"<QQQIIQQQQQ{_PATH}s")
+#: Of a copy: offsets in struct ncclComm, the first written last.
+_RANK_AT = 32
+_OFFSETS = struct.Struct("<QQQQ")
 _ENVIRON_AT = _COPIES_AT + COPIES * _COPY.size
 _ENVIRON = 3072
 _HEAD = struct.Struct("<8sIIIIQQQQIIIIIIQqQQQQQII40s64s72s")
@@ -49,12 +52,36 @@ SLOT = np.dtype(
 #: In a slot: what the collector has taken, and what it came too late for.
 READ_AT = 128
 READ = struct.Struct("<QQ")
-BIRTH = np.dtype([("seq", "<u8"), ("rec", RECORD), ("name", f"S{NAME_SIZE}")])
-assert RECORD.itemsize == SIZE and SLOT.itemsize == 256 and BIRTH.itemsize == 224
+BIRTH = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("gen", "<u4"),
+        ("closed", "<u4"),
+        ("rec", RECORD),
+        ("identity", RECORD),
+        ("name", f"S{NAME_SIZE}"),
+    ]
+)
+assert RECORD.itemsize == SIZE and SLOT.itemsize == 256 and BIRTH.itemsize == 384
 
 
 class LayoutError(Exception):
     """The file is none of ours, or of another version."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Of the fields of struct ncclComm that are read; 0: unknown."""
+
+    magics: int
+    rank: int
+    hash: int
+    seq: int
+    end_magic: int
+
+    def text(self) -> str:
+        """For the file that the library reads."""
+        return f"{self.magics} {self.rank} {self.hash} {self.seq} {self.end_magic}\n"
 
 
 @dataclass(frozen=True)
@@ -65,6 +92,8 @@ class Copy:
     ino: int
     version: int
     path: str
+    #: Whether the process knows where the struct's fields are.
+    known: bool
 
     @property
     def release(self) -> str | None:
@@ -103,6 +132,13 @@ class Header:
     environ: dict[str, str]
 
 
+def layout_writes(index: int, offsets: Offsets) -> list[tuple[int, bytes]]:
+    """What to write where to tell a process of a copy's struct, in this order."""
+    at = _COPIES_AT + index * _COPY.size + _RANK_AT
+    rest = _OFFSETS.pack(offsets.hash, offsets.seq, offsets.end_magic, offsets.magics)
+    return [(at + 8, rest), (at, offsets.rank.to_bytes(8, "little"))]
+
+
 def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
 
@@ -135,8 +171,8 @@ def parse(data: bytes, file_size: int) -> Header:
         raise LayoutError("damaged")
     found = []
     for i in range(min(copies, COPIES)):
-        _, dev, ino, number, _, path = _COPY.unpack_from(data, _COPIES_AT + i * _COPY.size)
-        found.append(Copy(dev, ino, number, _text(path)))
+        copy = _COPY.unpack_from(data, _COPIES_AT + i * _COPY.size)
+        found.append(Copy(copy[1], copy[2], copy[3], _text(copy[-1]), bool(copy[5])))
     environ = {}
     for item in data[_ENVIRON_AT : _ENVIRON_AT + _ENVIRON].split(b"\0"):
         name, equals, value = item.decode("utf-8", "replace").partition("=")

@@ -35,6 +35,7 @@ from nccluprobe.capture import preload_layout as layout
 from nccluprobe.record import (
     FLAG_NO_RETURN,
     KIND_CALL,
+    KIND_IDENTITY,
     KIND_NAME,
     NAME_OFFSET,
     NAME_SIZE,
@@ -57,6 +58,20 @@ class _Reader:
     overwritten: int
     saved: tuple[int, int]
     no_return: int = -1  # index of a record that we closed ourselves
+
+
+def _one(rec: Any) -> np.ndarray[Any, Any]:
+    rows = np.empty(1, layout.RECORD)
+    rows[0] = rec
+    return rows
+
+
+def _named(birth: Any) -> np.ndarray[Any, Any]:
+    rows = _one(birth["rec"])
+    rows["kind"] = KIND_NAME
+    name = np.frombuffer(bytes(birth["name"]).ljust(NAME_SIZE, b"\0"), "u1")
+    rows.view("u1")[NAME_OFFSET : NAME_OFFSET + NAME_SIZE] = name
+    return rows
 
 
 class RingFile:
@@ -131,7 +146,8 @@ class RingFile:
         data = os.pread(self._fd, upto * SIZE, base + at * SIZE)
         if count > upto:
             data += os.pread(self._fd, (count - upto) * SIZE, base)
-        return np.frombuffer(data, layout.RECORD, len(data) // SIZE).copy()
+        rows: np.ndarray[Any, Any] = np.frombuffer(data, layout.RECORD, len(data) // SIZE).copy()
+        return rows
 
     # -- records
 
@@ -204,27 +220,28 @@ class RingFile:
         births = births[(births["seq"] % 2 == 0) & (births["seq"] > 0)]
         rows = np.concatenate(parts) if parts else np.empty(0, layout.RECORD)
         coming = set(rows["new_gen"].tolist())
+        told = set(rows["comm_gen"][rows["kind"] == KIND_IDENTITY].tolist())
         wanted = set(rows["comm_gen"].tolist())
-        chosen = []
-        for birth in births[np.argsort(births["rec"]["new_gen"])][::-1]:
-            gen = int(birth["rec"]["new_gen"])
-            if gen in coming or (birth["rec"]["reserved"] and gen not in wanted):
+        chosen: list[np.ndarray[Any, Any]] = []
+        for birth in births[np.argsort(births["gen"])][::-1]:
+            gen = int(birth["gen"])
+            if birth["closed"] and gen not in wanted:
                 continue
             wanted.add(int(birth["rec"]["comm_gen"]))
-            chosen.append(birth)
-        out = np.zeros(2 * len(chosen), layout.RECORD)
-        n = 0
-        for birth in reversed(chosen):
-            out[n] = birth["rec"]
-            out[n]["reserved"] = 0
-            n += 1
-            if birth["name"]:
-                out[n] = out[n - 1]
-                out[n]["kind"] = KIND_NAME
-                name = np.frombuffer(bytes(birth["name"]).ljust(NAME_SIZE, b"\0"), "u1")
-                out[n : n + 1].view("u1")[NAME_OFFSET : NAME_OFFSET + NAME_SIZE] = name
-                n += 1
-        return out[:n]
+            parts_of = []
+            if gen not in coming and birth["rec"]["kind"]:
+                parts_of.append(_one(birth["rec"]))
+                if birth["name"]:
+                    parts_of.append(_named(birth))
+            if gen not in told and birth["identity"]["kind"]:
+                parts_of.append(_one(birth["identity"]))
+            chosen[:0] = parts_of
+        return np.concatenate(chosen) if chosen else np.empty(0, layout.RECORD)
+
+    def tell_layout(self, index: int, offsets: layout.Offsets) -> None:
+        """Tell the process where the fields of a copy's struct are."""
+        for at, data in layout.layout_writes(index, offsets):
+            os.pwrite(self._fd, data, at)
 
     # -- calls inside
 

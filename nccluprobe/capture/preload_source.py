@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccluprobe.capture import elf, preload_layout
-from nccluprobe.capture.preload_layout import Copy, Header, LayoutError
+from nccluprobe.capture import preload_layout, preload_library
+from nccluprobe.capture.preload_layout import Header, LayoutError
 from nccluprobe.capture.preload_processes import Process, find_process, is_same
 from nccluprobe.capture.preload_ring import Busy, RingFile
 from nccluprobe.capture.source import Library, Losses
@@ -105,6 +105,7 @@ class PreloadSource:
         ring.next_maps = now + _EXEC_NS
         self._rings[name] = ring
         self._by_key[file.pid, file.epoch] = ring
+        self._meet_copies(ring)
 
     def _check(self, ring: _Ring, now: int) -> None:
         process = ring.process
@@ -117,9 +118,18 @@ class PreloadSource:
         if not alive:
             self._died(ring, now)
             return
+        self._meet_copies(ring)
         for tid in ring.file.threads_inside():
             if not process.has_thread(tid):
                 ring.file.thread_died(tid)
+
+    def _meet_copies(self, ring: _Ring) -> None:
+        """Look at copies of NCCL that are new, before their first record comes."""
+        before = len(ring.file.header.copies)
+        with contextlib.suppress(LayoutError):
+            ring.file.refresh()
+        for index in range(0 if ring.next_look == 0 else before, len(ring.file.header.copies)):
+            self._lib_of(ring, index)
 
     def _died(self, ring: _Ring, now: int) -> None:
         ring.dead_at = now
@@ -247,7 +257,10 @@ class PreloadSource:
         lib = self._lib_ids.get(key)
         if lib is None:
             lib = self._lib_ids[key] = len(self._lib_ids) + 1
-            self._libraries[lib] = _library(lib, copy, ring.process)
+            self._libraries[lib] = preload_library.describe(lib, copy, ring.process, self._folder)
+        offsets = preload_library.offsets(self._libraries[lib].layout)
+        if offsets is not None and not copy.known and not ring.dead_at:
+            file.tell_layout(index, offsets)
         return lib
 
 
@@ -275,18 +288,3 @@ def _begun(path: str) -> bool:
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return preload_layout.ready(file.read(8))
     return True
-
-
-def _library(lib: int, copy: Copy, process: Process | None) -> Library:
-    """Version and build id from the file, as the eBPF front reads them."""
-    paths = [f"/proc/{process.pid}/root{copy.path}"] if process is not None else []
-    for path in [*paths, copy.path]:
-        with contextlib.suppress(OSError, elf.ElfError), Path(path).open("rb") as file:
-            info = os.fstat(file.fileno())
-            if (info.st_dev, info.st_ino) != (copy.dev, copy.ino):
-                continue
-            image = elf.scan(file.fileno())
-            if image is not None:
-                where = os.path.realpath(copy.path) if path == copy.path else copy.path
-                return Library(lib, where, image.version or copy.release, image.build_id)
-    return Library(lib, copy.path, copy.release, None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from nccluprobe.capture import preload_env
+from nccluprobe.capture.preload_library import prepare
 from nccluprobe.cli.collect import PERIOD_S, make, say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -65,6 +66,10 @@ def preload(
         int,
         typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
     ] = 2_000_000_000,
+    lib: Annotated[
+        list[Path] | None,
+        typer.Option("--lib", help="Look at this copy of NCCL before the command starts."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is being traced.")] = False,
 ) -> int:
     """Run CMD with its NCCL calls traced, without root; its exit status is passed on."""
@@ -87,11 +92,13 @@ def preload(
         folder, out, run_id=run_id, owner=None, keep=False, max_bytes=max_bytes,
         say=say if verbose else _only_problems,
     )  # fmt: skip
+    for path in lib or ():
+        if not prepare(folder, path):
+            raise NccluprobeError(f"--lib {path}: not a copy of NCCL", ExitCode.NOT_NCCL)
     variables = preload_env.variables(library, folder, ring_kb, os.environ)
     status = _run(found, command, {**os.environ, **variables}, source, collector)
     if directory is None:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        preload_env.tidy(folder)
     return _pass_on(status)
 
 
@@ -114,15 +121,16 @@ def _run(
     ended = threading.Event()
     forwarder = threading.Thread(target=_forward, args=(child, ended), daemon=True)
     forwarder.start()
-    status = None
-    while status is None:
+    while True:
         collector.step()
         signal.sigtimedwait({signal.SIGCHLD}, PERIOD_S)
-        pid, waited = os.waitpid(child, os.WNOHANG)
-        if pid == child:
-            status = waited
+        # Left unreaped: the collector asks it how it ended.
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            break
     ended.set()
     _finish(source, collector)
+    _, status = os.waitpid(child, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, old)
     return status
 

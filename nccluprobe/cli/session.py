@@ -13,7 +13,8 @@ from nccluprobe.capture.attacher import Attacher, describe, plan
 from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.discover import Discovery, DiscoveryEvents
 from nccluprobe.capture.ebpf_source import EbpfSource
-from nccluprobe.capture.processes import ProcessMatcher, glance
+from nccluprobe.capture.preload_marks import Notes, traced_by_preload
+from nccluprobe.capture.processes import ProcessMatcher, glance, is_running
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
 from nccluprobe.collect.safedir import parse_owner
@@ -59,6 +60,7 @@ class Session:
         self._collector: Collector | None = None
         self._gone: OrderedDict[int, None] = OrderedDict()
         self._warned: set[int] = set()
+        self._notes = Notes()
 
     # -- starting
 
@@ -145,6 +147,7 @@ class Session:
         assert self._collector is not None and self._source is not None
         self._collector.close()
         self._discovery.close()
+        self._notes.clear()
         stats = self._source.stats()
         self._say(f"traces are in {self._config.out}; removing the probes")
         seconds = self._source.close()
@@ -156,6 +159,12 @@ class Session:
 
     def _handle(self, events: DiscoveryEvents) -> None:
         assert self._attacher is not None
+        assert self._collector is not None
+        for key in events.new_processes:
+            # Now, while it can be asked: it may end milliseconds after its first call.
+            self._collector.introduce(key.pid)
+        for pid in events.brief:
+            self._remember(pid)
         for file in events.changed:
             self._attacher.remove(file)
         for found in events.new_files:
@@ -166,9 +175,12 @@ class Session:
             self._say(f"process {key.pid} matches, but its maps may not be read: it is not traced")
         for key in events.gone:
             self._warned.discard(key.pid)
-            self._gone[key.pid] = None
-            if len(self._gone) > _REMEMBERED:
-                self._gone.popitem(last=False)
+            self._remember(key.pid)
+
+    def _remember(self, pid: int) -> None:
+        self._gone[pid] = None
+        if len(self._gone) > _REMEMBERED:
+            self._gone.popitem(last=False)
 
     def _warn_of_seccomp(self, pids: list[int]) -> None:
         fresh = [pid for pid in pids if pid not in self._warned]
@@ -181,9 +193,15 @@ class Session:
 
     def _wanted(self, pid: int) -> bool | None:
         seen = glance(pid)
-        if seen is None:
+        if seen is None or not is_running(seen):  # a zombie has no name to be judged by
             return True if pid in self._gone else None
-        return self._matcher.matches(seen)
+        if not self._matcher.matches(seen):
+            return False
+        if traced_by_preload(pid):
+            self._say(f"process {pid} is traced by the preload library already: left to it")
+            return False
+        self._notes.add(pid)
+        return True
 
 
 def _check_privileges() -> None:
