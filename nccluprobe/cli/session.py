@@ -152,6 +152,12 @@ class Session:
         self._say(f"traces are in {self._config.out}; removing the probes")
         seconds = self._source.close()
         lost = stats["lost"] + stats["thread_full"] + stats["proc_full"]
+        undecided = self._collector.stats.undecided
+        if undecided:
+            self._say(
+                f"{undecided} records are in no file: their processes ended before it could be "
+                "seen whether they match"
+            )
         self._say(
             f"done: probes removed in {seconds:.1f} s; records lost: {lost}, "
             f"calls without identity: {stats['comm_full'] + stats['p2p_full']}"
