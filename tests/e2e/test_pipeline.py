@@ -463,6 +463,7 @@ def test_rotation_bounds_the_folder(stage: Stage) -> None:
     ranks = stage.ranks(2).init()
     for _ in range(10):
         ranks.collective(n=500)
+    met(daemon, ranks.pids)
     ranks.destroy().end()
 
     def ended() -> bool:

@@ -327,12 +327,7 @@ class Load:
 
     def end(self, daemon: Daemon) -> None:
         """Ends them, once the daemon has met them all."""
-
-        def met_all() -> bool:
-            names = [p.name for p in trace_paths(daemon.out)]
-            return all(any(f"_pid_{pid}" in name for name in names) for pid in self.pids)
-
-        wait_for(met_all, "a file of each process", context=lambda: daemon.stderr.text)
+        met(daemon, self.pids)
         for process in self.processes:
             process.terminate()
         for process in self.processes:
@@ -562,8 +557,13 @@ def met(daemon: Daemon, pids: Iterable[int]) -> None:
     A process that ends within milliseconds of its first NCCL call may be gone
     before anyone can look at who it was; no real job is like that.
     """
-    wanted = set(pids)
-    until(daemon, lambda t: wanted <= set(t), "a file of each process")
+    wanted = [f"_pid_{pid}." for pid in pids]
+
+    def all_there() -> bool:
+        names = [p.name for p in trace_paths(daemon.out)]
+        return all(any(w in name for name in names) for w in wanted)
+
+    wait_for(all_there, "a file of each process", context=lambda: daemon.stderr.text)
 
 
 @functools.cache
