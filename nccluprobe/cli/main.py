@@ -38,6 +38,16 @@ COMMANDS: dict[str, Command] = {
         "attach",
         "Trace the NCCL of running and coming processes by eBPF.",
     ),
+    "doctor": Command(
+        "nccluprobe.cli.doctor",
+        "doctor",
+        "Say what can be traced and read here, and why not.",
+    ),
+    "inspect": Command(
+        "nccluprobe.cli.inspect",
+        "inspect",
+        "Read from running processes' memory which rank stands where, without probes.",
+    ),
     "preload": Command(
         "nccluprobe.cli.preload",
         "preload",
