@@ -165,7 +165,9 @@ class FakeComm:
         size = layout["sizeof"]
         self.rank, self.nranks, self.hash = rank, nranks, ident
         # Touched by hand: a BPF program reads no page that is not present.
-        self._memory = mmap.mmap(-1, max(size, 4 << 20))
+        # Private, as what NCCL allocates.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, max(size, 4 << 20), flags=flags)
         self._memory.write(bytes(len(self._memory)))
         self.pointer = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._flag = ctypes.c_uint32(0)
