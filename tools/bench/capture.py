@@ -37,9 +37,10 @@ from typing import IO, Any
 from support import nccl_cache
 
 from nccluprobe import resources
-from nccluprobe.capture import elf
+from nccluprobe.capture import elf, preload_env
 from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.ebpf_source import EbpfSource
+from nccluprobe.capture.preload_source import PreloadSource
 from nccluprobe.capture.source import Library
 from nccluprobe.nccl.api import BY_NAME
 from nccluprobe.record import SIZE
@@ -57,8 +58,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "perf_event, entry only": {"link": "perf", "exits": False},
 }
 BARE, PEER = "no probe", "bpftrace, counts entry and exit"
+PRELOAD = "preload library"
 #: What the project asks of itself, as ratios to the peer.
 LIMITS = {"multi, entry and exit": 1.3, "perf_event, entry and exit": 1.45}
+#: What the preload library may add to a call, in ns, and with 8 threads as a multiple of that.
+PRELOAD_ADDS, PRELOAD_MANY = 80.0, 1.5
 
 
 @dataclass
@@ -86,12 +90,13 @@ class Series:
 class Caller:
     """The process that calls; it lives through all configurations of a target."""
 
-    def __init__(self, program: Path, target: Target) -> None:
+    def __init__(self, program: Path, target: Target, env: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [str(program), str(target.path), target.comm],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
             text=True,
         )
         self._line("ready")
@@ -120,7 +125,7 @@ class Caller:
 class Drain(threading.Thread):
     """Empties the ring as the collector would, and counts records."""
 
-    def __init__(self, source: EbpfSource) -> None:
+    def __init__(self, source: EbpfSource | PreloadSource) -> None:
         super().__init__(daemon=True)
         self.records = 0
         self._source = source
@@ -168,6 +173,29 @@ class Ours:
 
     def close(self) -> None:
         self._source.close()
+
+
+class Preloaded:
+    """The calling process under the preload library, and its reader."""
+
+    def __init__(self, program: Path, target: Target) -> None:
+        self._folder = preload_env.private_folder()
+        library = preload_env.library(build=True)
+        env = preload_env.variables(library, self._folder, 4096, os.environ)
+        self.caller = Caller(program, target, env)
+        self.source = PreloadSource(self._folder)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Drain]:
+        """Read as ``preload`` does."""
+        drain = Drain(self.source)
+        drain.start()
+        yield drain
+
+    def close(self) -> None:
+        self.caller.close()
+        self.source.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -245,10 +273,12 @@ def measure(
 ) -> dict[int, dict[str, Series]]:
     """All configurations in turn, ``repeats`` times; by number of threads and name."""
     found: dict[int, dict[str, Series]] = {
-        threads: {name: Series() for name in (BARE, *CONFIGS, PEER)} for threads in args.threads
+        threads: {name: Series() for name in (BARE, PRELOAD, *CONFIGS, PEER)}
+        for threads in args.threads
     }
     caller = Caller(caller_program, target)
-    names = [BARE, *CONFIGS, *([PEER] if shutil.which("bpftrace") else [])]
+    preloaded = Preloaded(caller_program, target)
+    names = [BARE, PRELOAD, *CONFIGS, *([PEER] if shutil.which("bpftrace") else [])]
     sources = {
         name: Ours(target, ring=args.ring_mb << 20, **config) for name, config in CONFIGS.items()
     }
@@ -257,21 +287,25 @@ def measure(
         for name in names if repeat % 2 == 0 else reversed(names):
             with contextlib.ExitStack() as stack:
                 drain: Drain | None = None
+                calling = preloaded.caller if name == PRELOAD else caller
                 if name == PEER:
                     stack.enter_context(bpftrace(target))
+                elif name == PRELOAD:
+                    drain = stack.enter_context(preloaded.on())
                 elif name != BARE:
                     drain = stack.enter_context(sources[name].on())
-                caller.measure(args.calls // 10, 1)  # warms up
+                calling.measure(args.calls // 10, 1)  # warms up
                 made = args.calls // 10
                 for threads in args.threads:
                     series = found[threads][name]
-                    series.ns.append(caller.measure(args.calls, threads))
+                    series.ns.append(calling.measure(args.calls, threads))
                     series.made += args.calls * threads
                     made += args.calls * threads
                 if drain is not None:
                     lost = made - drain.finish()
                     found[args.threads[-1]][name].lost += lost
     caller.close()
+    preloaded.close()
     for source in sources.values():
         source.close()
     return found
@@ -289,12 +323,21 @@ def table(target: Target, threads: int, series: dict[str, Series]) -> str:
             continue
         adds = one.median - bare
         ratio = f"{one.median / series[PEER].median:.2f}" if peer and name != BARE else ""
-        lost = str(one.lost) if name in CONFIGS else ""
+        lost = str(one.lost) if name in (PRELOAD, *CONFIGS) else ""
         lines.append(
             f"    {name:34} {one.median:8.1f} {min(one.ns):8.1f} {max(one.ns):8.1f} "
             f"{adds:8.1f} {ratio:>6} {lost:>8}"
         )
     return "\n".join(lines)
+
+
+def too_dear(target: Target, threads: int, measured: dict[int, dict[str, Series]]) -> list[str]:
+    """Whether the preload library costs more than it may."""
+    adds = {n: s[PRELOAD].median - s[BARE].median for n, s in measured.items()}
+    limit = {1: PRELOAD_ADDS, 8: PRELOAD_MANY * adds.get(1, PRELOAD_ADDS)}.get(threads)
+    if limit is None or adds[threads] <= limit:
+        return []
+    return [f"{target.name}, {threads} threads: {PRELOAD} adds {adds[threads]:.0f} ns: too much"]
 
 
 def machine() -> dict[str, Any]:
@@ -311,7 +354,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="cost of a probed call")
     parser.add_argument("--calls", type=int, default=200_000, help="per measurement and thread")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", default="1,2", help="numbers of calling threads")
+    parser.add_argument("--threads", default="1,2,8", help="numbers of calling threads")
     parser.add_argument("--lib", type=Path, help="NVIDIA's libnccl.so.2; default: from the cache")
     parser.add_argument("--target", action="append", help="only targets that begin so")
     parser.add_argument("--ring-mb", type=int, default=64, help="size of our ring")
@@ -334,6 +377,7 @@ def main() -> int:
             measured = measure(caller, target, args)
             for threads, series in measured.items():
                 print(table(target, threads, series), flush=True)
+                late += too_dear(target, threads, measured)
                 peer = series[PEER]
                 for name, limit in LIMITS.items():
                     if threads == 1 and peer.ns and series[name].median / peer.median > limit:
