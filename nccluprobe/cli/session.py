@@ -14,7 +14,7 @@ from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.discover import Discovery, DiscoveryEvents
 from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.preload_marks import Notes, traced_by_preload
-from nccluprobe.capture.processes import ProcessMatcher, glance, is_running
+from nccluprobe.capture.processes import ProcessMatcher, exec_pages, glance, is_running
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
 from nccluprobe.collect.safedir import parse_owner
@@ -202,7 +202,8 @@ class Session:
         if seen is None or not is_running(seen):  # a zombie has no name to be judged by
             return True if pid in self._gone else None
         if not self._matcher.matches(seen):
-            return False
+            # One without memory is ending: its names went first, so nobody knows.
+            return False if exec_pages(pid) else None
         if traced_by_preload(pid):
             self._say(f"process {pid} is traced by the preload library already: left to it")
             return False
