@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--stall-rank", type=int, default=-1)
     parser.add_argument("--stall-at", type=int, default=30)
+    parser.add_argument("--stall-after", type=float, default=0.0, help="seconds, not a step")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
     parser.add_argument("--hold", type=float, default=40.0)
     options = parser.parse_args()
 
@@ -41,7 +43,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     started = time.monotonic()
     for step in range(options.steps):
-        if rank == options.stall_rank and step == options.stall_at:
+        time.sleep(options.pause)
+        due = step == options.stall_at
+        if options.stall_after:
+            due = time.monotonic() - started > options.stall_after
+        if rank == options.stall_rank and due:
             print(f"rank {rank}: stalls before step {step}", flush=True)
             time.sleep(options.hold * 2)
         batch = torch.randn(64, 512, device="cuda")
@@ -52,6 +58,8 @@ def main() -> None:
         if step % 10 == 0:
             dist.broadcast(torch.ones(16, device="cuda"), src=0, group=second)
         torch.cuda.synchronize()
+        if rank == 0 and step == 0:
+            print("first step done", flush=True)
     spent = time.monotonic() - started
     if rank == 0:
         print(f"{options.steps} steps in {spent:.3f} s, {spent / options.steps * 1e3:.3f} ms each")
