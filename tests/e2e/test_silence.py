@@ -25,6 +25,7 @@ from support.e2e import (
     Trace,
     by_pid,
     check_order,
+    met,
     read_trace,
     trace_paths,
     until,
@@ -194,6 +195,39 @@ def test_daemon_killed_job_goes_on(stage: Stage) -> None:
         trace.torn = False  # a torn last line is allowed, and left out by the reader
         validate([trace])
         check_order(trace)
+
+
+def test_daemon_restarted_into_the_same_folder(stage: Stage, analyze: Analyze) -> None:
+    """The second one writes files of its own; nobody is accused for the gap between them."""
+    first = stage.attach_glob("--run-id", "same")
+    ranks = stage.ranks(3).init()
+    ranks.collective(n=10)
+    met(first, ranks.pids)
+    until(first, lambda t: all(x.counts()["ncclAllReduce"] == 10 for x in t.values()), "calls")
+    first.send_signal(signal.SIGKILL)
+    first.process.wait(30)
+    before = {p: p.read_bytes() for p in trace_paths(first.out)}
+    ranks.collective(n=10)  # nobody sees these
+    second = stage.attach_glob("--run-id", "same")
+    ranks.collective(n=10)
+
+    def fresh() -> list[Trace]:
+        return [t for t in second.traces() if t.path not in before]
+
+    wait_for(
+        lambda: len(fresh()) == 3 and all(t.counts()["ncclAllReduce"] == 10 for t in fresh()),
+        "files of the second",
+        context=lambda: second.stderr.text,
+    )
+    now = time.monotonic_ns()
+    wait_for(
+        lambda: all(t.coverage["through"] > now + 3.5e9 for t in fresh()), "time without calls"
+    )
+    report = analyze(second.out)
+    no_rank_is_blamed(report)
+    second.stop()
+    assert {p: p.read_bytes() for p in before} == before
+    validate(fresh())
 
 
 def test_daemon_killed_with_a_call_inside(stage: Stage) -> None:

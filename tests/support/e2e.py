@@ -204,12 +204,14 @@ class Puppet:
         self.process.stdin.flush()
 
     def reply(self, timeout: float = PATIENCE) -> dict[str, Any]:
-        try:
-            line = self.stdout.queue.get(timeout=timeout)
-        except queue.Empty:
-            raise AssertionError(f"no reply from {self.pid}:\n{self.stderr.text}") from None
-        if line is None:
-            raise AssertionError(f"{self.pid} ended:\n{self.stderr.finish()}")
+        line: str | None = ""
+        while not line or not line.startswith("{"):  # the library logs there, too
+            try:
+                line = self.stdout.queue.get(timeout=timeout)
+            except queue.Empty:
+                raise AssertionError(f"no reply from {self.pid}:\n{self.stderr.text}") from None
+            if line is None:
+                raise AssertionError(f"{self.pid} ended:\n{self.stderr.finish()}")
         found: dict[str, Any] = json.loads(line)
         assert "error" not in found, found["error"]
         return found
