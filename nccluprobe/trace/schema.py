@@ -72,7 +72,13 @@ _CALL_COMMON: tuple[Field, ...] = (
     opt("group", NAT, "id of the thread's open group; absent: none"),
     opt("gpos", NAT, "position of the call in that group, from 0"),
     opt("gdepth", NAT, "open GroupStarts at entry, when more than one"),
-    opt("seq", NAT, "nccl_seq: the library's own counter of this function at entry"),
+    opt(
+        "seq",
+        NAT,
+        "nccl_seq: the library's own counter of this function at entry, where it is known and no "
+        "group is open: at the first 4096 calls on a communicator that was first seen in mid-life, "
+        "and at every 64th of all others",
+    ),
     opt("site", HASH, "callsite_id"),
     opt("capture", enum("yes", "no", "unknown"), "captured into a CUDA graph (absent: unknown)"),
     opt("blind", BOOL, "true: a full map left this call without identity and numbers"),
