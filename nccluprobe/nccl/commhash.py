@@ -98,14 +98,16 @@ def _text_hash(text: str) -> int:
 
 
 def init_hash(version: Version, unique_id: bytes, signed_char: bool = True) -> int:
-    """commHash of a communicator made from a unique id.
+    """The hash that traces carry for a communicator made from a unique id.
 
-    2.16 and 2.17 store none; there the form of 2.18 is used, so that all ranks
-    still get the same number.
+    commHash from 2.18 on.  2.16 and 2.17 store none: there it is the commId of
+    NCCL's log, the same number on all ranks.
     """
     if version >= (2, 26):
         return hash_226(unique_id)
-    return djb2a(unique_id, signed_char)
+    if version >= (2, 18):
+        return djb2a(unique_id, signed_char)
+    return hash_unique_id(unique_id, signed_char)
 
 
 def child_hash(version: Version, how: str, parent: int, count: int, color: int) -> int | None:

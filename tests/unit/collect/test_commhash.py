@@ -32,6 +32,7 @@ def test_char_is_unsigned_on_arm() -> None:
 
 
 def test_init_hash_by_version() -> None:
+    assert commhash.init_hash((2, 16, 2), A) == commhash.hash_unique_id(A)
     assert commhash.init_hash((2, 21, 5), A) == commhash.djb2a(A)
     assert commhash.init_hash((2, 26, 2), A) == commhash.hash_226(A)
 
