@@ -38,7 +38,7 @@ static void *wrapped(unsigned api, void *real) {
 static void *by_default(const char *name, uintptr_t from) {
   void *found = ncp_next_global(name);
   struct ncp_object caller;
-  if (!found && from && ncp_elf_object(from, &caller)) found = ncp_caller_scope(name, &caller);
+  if (!found && from && ncp_elf_object(from, &caller)) found = ncp_own_scope(name, &caller);
   return found;
 }
 

@@ -102,6 +102,19 @@ int ncp_elf_object(uintptr_t address, struct ncp_object *found) {
   return dl_iterate_phdr(holds, &s);
 }
 
+static int count(struct dl_phdr_info *info, size_t size, void *data) {
+  (void)info;
+  (void)size;
+  ++*(int *)data;
+  return 0;
+}
+
+int ncp_elf_count(void) {
+  int n = 0;
+  dl_iterate_phdr(count, &n);
+  return n;
+}
+
 static int defines(struct dl_phdr_info *info, size_t size, void *data) {
   (void)size;
   struct search *s = data;

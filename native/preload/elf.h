@@ -20,6 +20,8 @@ struct ncp_object {
 NCP_HIDDEN void *ncp_elf_symbol(uintptr_t base, const ElfW(Dyn) * dynamic, const char *name);
 /* The object that an address lies in. */
 NCP_HIDDEN int ncp_elf_object(uintptr_t address, struct ncp_object *found);
+/* How many objects are loaded. */
+NCP_HIDDEN int ncp_elf_count(void);
 /* The first definition in an object loaded after `order`, the order of which is
  * written to it. */
 NCP_HIDDEN void *ncp_elf_next(const char *name, int *order);

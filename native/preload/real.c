@@ -29,6 +29,8 @@ static struct ncp_object self;
 static struct ncp_binding pool[BINDINGS];
 static u32 pool_used;
 static u32 busy; /* a copy is being entered */
+static __thread int binding __attribute__((tls_model("initial-exec")));
+static int first_objects; /* loaded with the program */
 static u32 copies_used, copies_refused;
 static struct ncp_shm_copy notes[NCP_SHM_COPIES]; /* for the file */
 
@@ -48,6 +50,11 @@ void ncp_real_init(void) {
   void *(*found)(void *, const char *);
   FIND(found, "dlsym");
   ncp_store(&ncp_real_dlsym, found);
+}
+
+__attribute__((constructor)) static void count_objects(void) {
+  ncp_real_init();
+  first_objects = ncp_elf_count();
 }
 
 int ncp_is_ours(const void *address) {
@@ -74,17 +81,16 @@ static void *in_object(const char *file, const char *name) {
   return ncp_is_ours(found) ? 0 : found;
 }
 
-/* What the caller finds in its own scope; failing that, in a copy by its name,
- * or in any object at all (a copy inside another library). */
-void *ncp_caller_scope(const char *name, const struct ncp_object *caller) {
-  void *found = caller && caller->name[0] ? in_object(caller->name, name) : 0;
-  if (!found) found = in_object("libnccl.so.2", name);
-  for (int order = -1; !found;) {
-    found = ncp_elf_next(name, &order);
-    if (!found) break;
-    if (ncp_is_ours(found)) found = 0;
+/* What the caller finds in its own scope. */
+void *ncp_own_scope(const char *name, const struct ncp_object *caller) {
+  return caller->name[0] ? in_object(caller->name, name) : 0;
+}
+
+/* A definition in any object at all, as of a copy inside another library. */
+static void *anywhere(const char *name) {
+  void *found = 0;
+  for (int order = -1; (found = ncp_elf_next(name, &order)) && ncp_is_ours(found);) {
   }
-  if (real_dlerror) real_dlerror(); /* what was tried is no error of the program's */
   return found;
 }
 
@@ -125,8 +131,10 @@ static void note(u32 i, const struct link_map *map) {
   n->version = version_of(map);
   n->hash_form = form_of(n->version);
   ncp_file_layout(n, st.size);
-  /* Pinned: its functions are remembered. */
-  if (map->l_name && map->l_name[0] && real_dlopen)
+  /* Pinned, as its functions are remembered, unless it came with the program. */
+  struct ncp_object object;
+  int stays = ncp_elf_object(map->l_addr, &object) && object.order < first_objects;
+  if (!stays && map->l_name && map->l_name[0] && real_dlopen)
     real_dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
 }
 
@@ -185,12 +193,18 @@ void ncp_real_after_fork(void) { busy = 0; }
 
 int ncp_missing(void) { return 2; /* ncclSystemError */ }
 
+/* For this one call: its binding is not kept. */
+static const struct ncp_binding *only_now(void *real) {
+  static __thread struct ncp_binding once __attribute__((tls_model("initial-exec")));
+  once = (struct ncp_binding){real, 0, 0, NCP_NO_COPY, 0};
+  return &once;
+}
+
 static const struct ncp_binding *keep(unsigned api, void *real, u32 copy, uintptr_t lo, uintptr_t span) {
   u32 at = __atomic_fetch_add(&pool_used, 1, __ATOMIC_RELAXED);
   if (at >= BINDINGS) {
-    static __thread struct ncp_binding once __attribute__((tls_model("initial-exec")));
-    once = (struct ncp_binding){real, lo, span, copy, 0};
-    return &once;
+    __atomic_fetch_sub(&pool_used, 1, __ATOMIC_RELAXED);
+    return only_now(real);
   }
   struct ncp_binding *b = &pool[at];
   *b = (struct ncp_binding){real, lo, span, copy, ncp_load(&ncp_bindings[api])};
@@ -201,7 +215,6 @@ static const struct ncp_binding *keep(unsigned api, void *real, u32 copy, uintpt
 }
 
 static const struct ncp_binding *bind(unsigned api, uintptr_t from, struct ncp_thread *th) {
-  ncp_real_init();
   const char *name = ncp_names[api];
   struct ncp_object caller;
   int known = ncp_elf_object(from, &caller);
@@ -215,22 +228,34 @@ static const struct ncp_binding *bind(unsigned api, uintptr_t from, struct ncp_t
     const struct ncp_copy *c = &ncp_copies[th->copy];
     if (th->copy < NCP_SHM_COPIES && c->real[api]) real = c->real[api];
   }
-  if (!real) real = ncp_caller_scope(name, known ? &caller : 0);
-  if (real_dlerror) real_dlerror();
+  if (!real && known) real = ncp_own_scope(name, &caller);
+  if (!real) real = in_object("libnccl.so.2", name);
+  if (!real) real = anywhere(name);
+  if (real_dlerror) real_dlerror(); /* what was tried is no error of the program's */
   if (real) return keep(api, real, ncp_register(real), lo, span);
   static u32 said;
   if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
     ncp_say(name, "is in no loaded copy of NCCL; the call fails");
   void *missing;
   *(int (**)(void)) & missing = ncp_missing;
-  return keep(api, missing, NCP_NO_COPY, from, 1);
+  return only_now(missing);
 }
 
 const struct ncp_binding *ncp_bind(unsigned api, uintptr_t from, struct ncp_thread *th) {
   for (const struct ncp_binding *b = ncp_load(&ncp_bindings[api]); b; b = b->next)
     if (from - b->lo < b->span) return b;
   int saved = errno;
-  const struct ncp_binding *b = bind(api, from, th);
+  const struct ncp_binding *b;
+  ncp_real_init();
+  if (binding) { /* a signal handler came between: nothing that takes a lock */
+    void *real = anywhere(ncp_names[api]);
+    if (!real) *(int (**)(void)) & real = ncp_missing;
+    b = only_now(real);
+  } else {
+    binding = 1;
+    b = bind(api, from, th);
+    binding = 0;
+  }
   errno = saved;
   return b;
 }

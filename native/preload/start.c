@@ -22,9 +22,12 @@ struct ncp_shm *ncp_shm;
 
 enum { NOT_YET, STARTING, ON, OFF };
 static u32 phase;
-static u32 fork_hook;
 static u32 was_on; /* in an ancestor */
-static int wiped;  /* the kernel empties the state of a fork's child */
+static __thread int starting __attribute__((tls_model("initial-exec")));
+/* Calls that a thread without a slot makes before it asks again, and their number. */
+static __thread u32 refused __attribute__((tls_model("initial-exec")));
+static __thread u32 wait_for __attribute__((tls_model("initial-exec")));
+static int wiped; /* the kernel empties the state of a fork's child */
 
 void ncp_say(const char *what, const char *why) {
   char line[512] = "nccluprobe: tracing is off in this process: ";
@@ -40,10 +43,13 @@ void ncp_say(const char *what, const char *why) {
 static void after_fork(void) {
   if (ncp_self) ncp_self->alive = 0;
   ncp_self = 0;
+  refused = 0;
   if (phase == ON || phase == STARTING) was_on = 1;
   if (phase != OFF) phase = NOT_YET;
   ncp_real_after_fork();
 }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(0, 0, after_fork); }
 
 /* A kernel before 4.14, or a fork by system call only, lack one of the two ways
  * in which a child is told; each is enough. */
@@ -81,16 +87,17 @@ static int started(void) {
     was_on = 1;
     now = NOT_YET;
   }
-  if (!__atomic_exchange_n(&fork_hook, 1, __ATOMIC_ACQ_REL)) pthread_atfork(0, 0, after_fork);
   if (now == NOT_YET &&
       __atomic_compare_exchange_n(&phase, &now, STARTING, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
     int saved = errno;
+    starting = 1;
     int failed = start();
+    starting = 0;
     errno = saved;
     ncp_store(&phase, failed ? OFF : ON);
     return !failed;
   }
-  /* Another thread is at it; not for ever, should this be its signal handler. */
+  if (starting) return 0; /* in a signal handler */
   for (int i = 0; i < 2000 && ncp_load(&phase) == STARTING; i++) usleep(1000);
   return ncp_load(&phase) == ON;
 }
@@ -137,9 +144,15 @@ struct ncp_thread *ncp_thread_start(void) {
   int saved = errno;
   struct ncp_thread *th = 0;
   if (started()) {
+    if (refused) {
+      refused--;
+      ncp_add(&ncp_shm->lost, 1);
+      return 0;
+    }
     u32 tid = ncp_tid();
     th = take_slot(tid);
     if (th) {
+      wait_for = 0;
       th->inside = 0;
       th->tid = tid;
       th->pid = ncp_shm->pid;
@@ -153,6 +166,8 @@ struct ncp_thread *ncp_thread_start(void) {
       ncp_self = th;
     } else {
       ncp_add(&ncp_shm->lost, 1);
+      wait_for = wait_for ? (wait_for < 4096 ? wait_for * 2 : wait_for) : 16;
+      refused = wait_for;
     }
   }
   errno = saved;

@@ -20,6 +20,7 @@ _LOOK_NS = 20_000_000  # between looks for new files
 _ALIVE_NS = 200_000_000  # between looks whether processes live
 _EXEC_NS = 5_000_000_000  # and whether they still map their file
 _LINGER_NS = 3_000_000_000  # a dead process's file, for the collector's last questions
+_LOOK_TWICE_NS = 1_000_000_000  # the collector looks twice at a call that is inside
 _MAX_FILES = 16384
 
 
@@ -27,6 +28,7 @@ _MAX_FILES = 16384
 class _Ring:
     file: RingFile
     process: Process | None
+    opened: int
     dead_at: int = 0
     next_look: int = 0
     next_maps: int = 0
@@ -95,7 +97,7 @@ class PreloadSource:
             return
         del self._skipped[name]
         self._next_epoch += 1
-        ring = _Ring(file, find_process(file.header, file.inode))
+        ring = _Ring(file, find_process(file.header, file.inode), now)
         file.lib_of = lambda i: self._lib_of(ring, i)
         if ring.process is not None:
             file.pid = ring.process.pid
@@ -198,6 +200,12 @@ class PreloadSource:
     def forget(self, pid: int, epoch: int) -> None:
         """The process is gone: its file goes, when all of it was read."""
         ring = self._by_key.get((pid, epoch))
+        if (
+            ring is not None
+            and ring.file.threads_inside()
+            and _mono() < ring.opened + _LOOK_TWICE_NS
+        ):
+            return  # the collector has not looked at its calls inside yet
         for table in (self._gone.by_process, self._gone.blind, self._gone.overwritten):
             table.pop((pid, epoch), None)
         if ring is not None:

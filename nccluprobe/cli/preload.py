@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from nccluprobe.capture import preload_env
-from nccluprobe.capture.preload_library import prepare
 from nccluprobe.cli.collect import PERIOD_S, make, say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -88,6 +87,11 @@ def preload(
         return 126 if exists else 127
     preload_env.refuse_unfit(Path(found))
     folder = directory if directory is not None else preload_env.private_folder()
+    # SIGCHLD too: it ends the sleep between two steps.  Before numpy is imported,
+    # as it starts threads, to which a signal would else be delivered.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+    from nccluprobe.capture.preload_library import prepare
+
     source, collector = make(
         folder, out, run_id=run_id, owner=None, keep=False, max_bytes=max_bytes,
         say=say if verbose else _only_problems,
@@ -96,7 +100,7 @@ def preload(
         if not prepare(folder, path):
             raise NccluprobeError(f"--lib {path}: not a copy of NCCL", ExitCode.NOT_NCCL)
     variables = preload_env.variables(library, folder, ring_kb, os.environ)
-    status = _run(found, command, {**os.environ, **variables}, source, collector)
+    status = _run(found, command, {**os.environ, **variables}, mask, source, collector)
     if directory is None:
         preload_env.tidy(folder)
     return _pass_on(status)
@@ -111,13 +115,12 @@ def _run(
     program: str,
     command: list[str],
     environ: dict[str, str],
+    mask: set[int | signal.Signals],
     source: PreloadSource,
     collector: Collector,
 ) -> int:
     """The command from its start to its end; its wait status."""
-    # SIGCHLD too: it ends the sleep between two steps.
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
-    child = os.posix_spawn(program, command, environ, setsigmask=old, setsigdef=_RESTORED)
+    child = os.posix_spawn(program, command, environ, setsigmask=mask, setsigdef=_RESTORED)
     ended = threading.Event()
     forwarder = threading.Thread(target=_forward, args=(child, ended), daemon=True)
     forwarder.start()
@@ -131,7 +134,7 @@ def _run(
     ended.set()
     _finish(source, collector)
     _, status = os.waitpid(child, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return status
 
 
