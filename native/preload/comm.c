@@ -93,11 +93,15 @@ int ncp_p2p_next(const struct ncp_comm *c, u32 gen, int direction, int peer, u64
   return 1;
 }
 
+/* Odd from here on; an exchange, so that nothing that follows comes before it. */
+static void begin_birth(struct ncp_shm_birth *b) {
+  __atomic_exchange_n(&b->seq, ncp_peek(&b->seq) | 1, __ATOMIC_ACQ_REL);
+}
+
 static struct ncp_shm_birth *open_birth(struct ncp_comm *c, u32 gen) {
   u64 at = ncp_add(&ncp_shm->births_made, 1) % NCP_SHM_BIRTHS;
   struct ncp_shm_birth *b = births() + at;
-  ncp_poke(&b->seq, ncp_peek(&b->seq) | 1);
-  __atomic_thread_fence(__ATOMIC_RELEASE);
+  begin_birth(b);
   ncp_poke(&b->gen, gen);
   ncp_poke(&b->closed, 0);
   __builtin_memset(&b->rec, 0, sizeof(*b) - offsetof(struct ncp_shm_birth, rec));
@@ -124,8 +128,7 @@ void ncp_birth_identity(struct ncp_comm *c, const struct ncp_record *identity) {
   u64 birth = ncp_peek(&c->birth);
   struct ncp_shm_birth *b = birth ? births() + (birth - 1) : 0;
   if (b && ncp_peek(&b->gen) == identity->comm_gen) {
-    ncp_poke(&b->seq, ncp_peek(&b->seq) | 1);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
+    begin_birth(b);
   } else {
     b = open_birth(c, identity->comm_gen);
   }

@@ -241,7 +241,6 @@ int ncp_file_make(u32 forked, const char **what) {
     errno = error;
     return -1;
   }
-  __atomic_thread_fence(__ATOMIC_RELEASE);
   u64 magic;
   memcpy(&magic, NCP_SHM_MAGIC, 8);
   ncp_store((u64 *)(void *)h->magic, magic);

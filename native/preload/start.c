@@ -123,6 +123,7 @@ static struct ncp_thread *take_slot(u32 tid) {
     if (!__atomic_compare_exchange_n(&slot->tid, &holder, tid, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
       continue;
     struct ncp_thread *th = &ncp_state->threads[i];
+    (void)ncp_load(&slot->seq); /* after all that the last holder wrote */
     if (!holder) {
       if (ncp_file_reserve(i)) {
         ncp_store(&slot->tid, 0u);
@@ -161,8 +162,8 @@ struct ncp_thread *ncp_thread_start(void) {
       th->group_id = th->group_pos = 0;
       th->pending = 0;
       th->alive = 1;
-      __atomic_thread_fence(__ATOMIC_SEQ_CST);
-      if (ncp_load(&ncp_shm->denied)) ncp_store(&th->slot->denied, 1u);
+      /* Denied meanwhile? The collector sets the file's word first, then the slots'. */
+      if (__atomic_fetch_or(&ncp_shm->denied, 0, __ATOMIC_SEQ_CST)) ncp_store(&th->slot->denied, 1u);
       ncp_self = th;
     } else {
       ncp_add(&ncp_shm->lost, 1);
