@@ -40,6 +40,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc, type-arg, unuse
         if self.target_name != "wheel" or version == "editable":
             return
         build_data["force_include"][str(Path(self.root) / "ebpf")] = "nccluprobe/_ebpf"
+        # For ``nccluprobe build``, in the places that the includes expect.
+        for part in ("native", "ebpf/include"):
+            source = str(Path(self.root) / part)
+            build_data["force_include"][source] = f"nccluprobe/_source/{part}"
         built = self._compile()
         for path in built:
             build_data["force_include"][str(path)] = f"nccluprobe/_native/{path.name}"

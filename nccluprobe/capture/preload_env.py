@@ -50,7 +50,12 @@ def tidy(folder: Path) -> None:
 
 def library(*, build: bool = False) -> Path:
     """The library to preload."""
-    path = resources.native_file(LIBRARY, build=build)
+    try:
+        path = resources.native_file(LIBRARY, build=build)
+    except NccluprobeError as error:
+        raise NccluprobeError(
+            f"{LIBRARY} is not built: run `nccluprobe build` (it needs a C compiler)", error.code
+        ) from error
     if any(c in " :" for c in str(path)):
         raise NccluprobeError(
             f"{path}: LD_PRELOAD takes no path with a space or a colon; "

@@ -20,7 +20,7 @@ def build(
 ) -> None:
     """Compile the preload library and the other native parts anew, in place."""
     root = resources.checkout()
-    source = (root or resources.PACKAGE / "_native" / "source") / "native" / "build.py"
+    source = (root or resources.PACKAGE / "_source") / "native" / "build.py"
     out = root / "build" / "native" if root is not None else resources.PACKAGE / "_native"
     if not source.is_file():
         raise NccluprobeError(

@@ -96,9 +96,10 @@ def run(library: Path, fake: Path, work: Path, *, calls: int, threads: int) -> R
             time.sleep(0.3)
             for chunk in source.drain():
                 check(np.frombuffer(chunk, RECORD), last, result)
-            result.overwritten = sum(source.losses().overwritten.values())
-            result.published = result.read + result.overwritten
+        # Kept in the file from reader to reader; the last one that sees it ended removes it.
+        result.overwritten = max(result.overwritten, sum(source.losses().overwritten.values()))
         source.close()
+    result.published = result.read + result.overwritten
     if process.returncode:
         result.errors.append(f"the program ended with {process.returncode}")
     if last != dict.fromkeys(range(threads), each - 1):
