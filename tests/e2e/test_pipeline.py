@@ -54,10 +54,6 @@ def waited(traces: Traces, pids: list[int], seconds: float) -> bool:
     return bool(through - last > seconds * 1e9)
 
 
-def truth(ranks: Ranks, per_rank: dict[str, int]) -> dict[int, Counter[str]]:
-    return {pid: Counter(per_rank) for pid in ranks.pids}
-
-
 # --- the finding --------------------------------------------------------------
 
 

@@ -430,12 +430,8 @@ class Stage:
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={size}", "nccluprobe-test", path], check=True
         )
-        self._undo.append(lambda: subprocess.run(["umount", "-l", path], check=False))
+        self._undo.append(lambda: subprocess.run(["umount", "-l", path], check=True))
         return path
-
-    def undo(self, step: Callable[[], object]) -> None:
-        """Done when the test ends, last first."""
-        self._undo.append(step)
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -445,6 +441,7 @@ class Stage:
                     process.stdin.close()
         for step in reversed(self._undo):
             step()
+        self._undo.clear()
 
 
 def clean_env() -> dict[str, str]:
@@ -637,7 +634,7 @@ class Report:
 
 
 class Analyze:
-    """Runs ``nccluprobe analyze`` twice: for its findings, and for its text."""
+    """Runs ``nccluprobe analyze``: exit code, findings.jsonl and text."""
 
     def __init__(self, cli: Callable[..., subprocess.CompletedProcess[str]], tmp: Path) -> None:
         self.cli = cli
