@@ -18,6 +18,8 @@ from nccluprobe.nccl.layout import to_json
 
 #: Programs that reach NCCL by dlopen and dlsym, past LD_PRELOAD, by a mapped file's name.
 _PAST_PRELOAD = ("xla_cuda_plugin", "libnvshmem_host", "libxgboost", "libctranslate2")
+#: And such that are linked against it, so that their calls are reached.
+_LINKED = (b"libtorch_cuda", b"cupy_backends", b"libtensorrt_llm")
 _libraries = Libraries()
 
 
@@ -117,10 +119,15 @@ def _preload(maps: bytes, copies: list[Copy]) -> dict[str, Any]:
     if static:
         why = "NCCL is linked into another library: its own calls do not go through the linker"
         return {"reaches": False, "why": why}
-    if past:
-        return {"reaches": False, "why": f"{', '.join(past)} asks for NCCL by dlsym"}
     if not copies:
         return {"reaches": None, "why": "no copy of NCCL is mapped"}
+    if past and not any(name in maps for name in _LINKED):
+        return {"reaches": False, "why": f"{', '.join(past)} asks for NCCL by dlsym"}
+    if past:
+        return {
+            "reaches": None,
+            "why": f"but for the calls of {', '.join(past)}, which asks for NCCL by dlsym",
+        }
     return {"reaches": None, "why": "unless the program asks for NCCL by dlsym, which is not seen"}
 
 
