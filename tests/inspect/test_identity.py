@@ -46,7 +46,7 @@ def record(**values: int) -> Record:
 def identity(**values: int) -> Record:
     seqs = {"count": 1, "stream": 2, "call_idx": 3, "order_idx": 4, "nccl_seq": 5}
     who = {"peer": 1, "nranks": 4, "color": 2, "uid_hash": HASH}
-    return record(kind=KIND_IDENTITY, comm=0x1000, **{**seqs, **who, **values})
+    return record(**{"kind": KIND_IDENTITY, "comm": 0x1000, **seqs, **who, **values})
 
 
 @pytest.fixture
