@@ -26,7 +26,7 @@ def render(host: dict[str, Any], targets: Sequence[dict[str, Any]]) -> Iterable[
 def _target(target: dict[str, Any]) -> Iterable[str]:
     rank = "" if target["rank"] is None else f", rank {target['rank']} ({target['rank_source']})"
     yield ""
-    yield f"process {target['pid']} ({escape(target['exe'])}{rank})"
+    yield f"process {target['pid']} ({escape(target['exe'] or '?')}{rank})"
     if target["own_pid_namespace"] or target["own_mount_namespace"]:
         yield "  runs in a container: its files are reached through /proc"
     for lib in target["libraries"]:

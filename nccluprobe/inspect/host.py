@@ -109,6 +109,8 @@ def _links(kernel: hazards.Kernel, capabilities: hazards.Capabilities) -> Check:
     new = kernel.version >= (6, 6)
     allowed = not any(lack.purpose == "uprobe_multi links" for lack in capabilities.lacks)
     bad = "kernels before 6.6 have none: one perf event per function is used"
+    if new:
+        bad = "not permitted: CAP_BPF and CAP_PERFMON are needed"
     return _check("uprobe_multi links", new and allowed, "one link per library", bad)
 
 

@@ -21,7 +21,7 @@ def escape(text: object) -> str:
 def process(line: Line) -> Iterable[str]:
     """A process: who it is, what it does, its communicators."""
     rank = "rank unknown" if line["rank"] is None else f"rank {line['rank']}"
-    who = f"pid {line['pid']} on {escape(line['host'])} ({escape(line['exe'])}, {rank})"
+    who = f"pid {line['pid']} on {escape(line['host'])} ({escape(line['exe'] or '?')}, {rank})"
     yield f"{who}: {_main(line)}"
     for lib in line["libs"]:
         layout = "no layout"
