@@ -74,6 +74,11 @@ class PreloadSource:
             if ring.dead_at and now >= ring.dead_at + _LINGER_NS and not ring.file.pending():
                 self._drop(ring)
 
+    def look_again(self) -> None:
+        """The next poll looks for new files, however lately that was done."""
+        self._next_look = 0
+        self._skipped = {n: t for n, t in self._skipped.items() if t > _mono() + 10**10}
+
     def _discover(self, now: int) -> None:
         for name in _files(self._folder):
             if name not in self._rings and now >= self._skipped.get(name, 0):

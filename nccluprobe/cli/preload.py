@@ -150,6 +150,7 @@ def _forward(child: int, ended: threading.Event) -> None:
 def _finish(source: PreloadSource, collector: Collector) -> None:
     """Reads the rest; says so when processes of the job live on."""
     deadline = time.monotonic() + _LINGER_S
+    source.look_again()
     while True:
         collector.step()
         if not source.unfinished() and not source.living():
