@@ -520,7 +520,11 @@ def trace_paths(out: Path) -> list[Path]:
 
 
 def read_traces(out: Path) -> list[Trace]:
-    return [t for t in map(read_trace, trace_paths(out)) if t.lines]
+    found = []
+    for path in trace_paths(out):
+        with contextlib.suppress(FileNotFoundError):  # a part that rotation has just deleted
+            found.append(read_trace(path))
+    return [trace for trace in found if trace.lines]
 
 
 def by_pid(traces: Iterable[Trace]) -> dict[int, Trace]:
