@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -485,13 +486,22 @@ def test_duration(stage: Stage) -> None:
     ranks.collective(n=1)
 
 
+def on_disk(daemon: Daemon, ranks: Ranks, calls: int) -> bool:
+    """Whether so many calls of each rank have been written, as its newest line tells."""
+    last = dict.fromkeys(ranks.pids, 0)
+    for trace in daemon.traces():
+        for call in trace.of("call", api="ncclAllReduce"):
+            last[trace.pid] = max(last[trace.pid], call["idx"] + 1)
+    return min(last.values()) >= calls
+
+
 def test_rotation_bounds_the_folder(stage: Stage) -> None:
     bound = 200_000
     daemon = stage.attach_glob("--max-bytes", str(bound))
     ranks = stage.ranks(2).init()
-    for _ in range(10):
-        ranks.collective(n=500)
-    met(daemon, ranks.pids)
+    for made in range(250, 5001, 250):
+        ranks.collective(n=250)
+        wait_for(partial(on_disk, daemon, ranks, made), "the calls on disk")
     ranks.destroy().end()
 
     def ended() -> bool:
