@@ -184,7 +184,7 @@ class _Session:
         if counts.unknown_kinds:
             notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
         for why, n in sorted(matcher.not_judged().items()):
-            notes.append(f"{n} endpoints of communicators not judged: {why}")
+            notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
         if matcher.orphans:
             notes.append(f"{matcher.orphans} calls on communicators without a line")
         if counts.blind_calls:

@@ -66,11 +66,18 @@ def open_slot(comm: Communicator, ctx: Context) -> OpenSlot | None:
     if comm.ambiguous:
         return None
     members = comm.members()
+    sure = [e for e in members if not e.guessed]
+    # What is certain is judged before what is a guess.
+    if len({e.entered for e in sure}) > 1:
+        members = sure
     if len(members) < 2:
         return None
     slot = min(e.entered for e in members)
     entered = tuple(e for e in members if e.entered > slot)
     times = [t for e in entered if (t := e.t_at(slot)) is not None]
+    if not times:
+        # They entered it before they were traced, or it is forgotten already.
+        times = [int(e.rows.t[0]) if len(e.rows) else e.last_t for e in entered]
     if not times:
         return None
     sigs = [s for e in entered if (s := e.sig_at(slot)) not in (None, m.SIG_LOST)]
@@ -191,6 +198,11 @@ def _idle_learned(comm: Communicator, o: OpenSlot, ctx: Context) -> bool:
     return comm.lessons.get((s.api, s.root, s.count), 0) >= ctx.options.idle_lessons
 
 
+def is_guess(o: OpenSlot) -> bool:
+    """Whether it rests on a place that is one of several: then nobody is named as sure."""
+    return any(e.guessed for e in o.absent) or all(e.guessed for e in o.entered)
+
+
 def _confidence(v: _Verdict, o: OpenSlot) -> str:
     if not any(r != "rank_not_observed" for r in v.reasons.values()):
         return "none"
@@ -223,6 +235,7 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
     limit = opt.silent_after
     learned = _idle_learned(comm, o, ctx)
     blamed = any(r != "rank_not_observed" for r in v.reasons.values())
+    guess = is_guess(o)
     is_error = v.proof or (o.waited >= opt.error_after and blamed and not v.loss and not learned)
     missing = [e.comm_rank for e in v.missing if e.comm_rank is not None]
     details: dict[str, Any] = {
@@ -248,6 +261,11 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
         "not_observed_comm_ranks": [e.comm_rank for e in v.not_observed],
         "unobserved_comm_ranks": len(comm.unobserved()),
     }
+    if guess:
+        is_error, blamed = False, False
+        details["note"] = (
+            "attached late, and the calls fit in several ways: which rank is behind is a guess"
+        )
     if learned:
         details["note"] = "waiting, cause not decidable: such waits ended well before"
     return Finding(

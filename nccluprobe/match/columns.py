@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nccluprobe.match.model import Int32, Int64
+from nccluprobe.match.model import NO_SEQ, Int32, Int64
 
 _FIRST = 64
 
@@ -16,7 +16,7 @@ class Columns:
     follows what is held.
     """
 
-    __slots__ = ("_head", "_idx", "_ord", "_sig", "_t", "_tail")
+    __slots__ = ("_head", "_idx", "_ord", "_seq", "_sig", "_t", "_tail")
 
     def __init__(self) -> None:
         self._head = 0
@@ -24,14 +24,15 @@ class Columns:
         self._allocate(_FIRST)
 
     def _allocate(self, capacity: int) -> None:
-        old = None if self._tail == 0 else (self.sig, self.t, self.idx, self.ord)
+        old = None if self._tail == 0 else (self.sig, self.t, self.idx, self.ord, self.seq)
         n = self._tail - self._head
         self._sig: Int32 = np.empty(capacity, np.int32)
         self._t: Int64 = np.empty(capacity, np.int64)
         self._idx: Int64 = np.empty(capacity, np.int64)
         self._ord: Int64 = np.empty(capacity, np.int64)
+        self._seq: Int64 = np.empty(capacity, np.int64)
         if old is not None:
-            self._sig[:n], self._t[:n], self._idx[:n], self._ord[:n] = old
+            self._sig[:n], self._t[:n], self._idx[:n], self._ord[:n], self._seq[:n] = old
         self._head, self._tail = 0, n
 
     def __len__(self) -> int:
@@ -57,7 +58,14 @@ class Columns:
         """Ordinals among the communicator's collectives."""
         return self._ord[self._head : self._tail]
 
-    def extend(self, sig: Int32, t: Int64, idx: Int64, order: Int64) -> None:
+    @property
+    def seq(self) -> Int64:
+        """The library's counter at entry, NO_SEQ where it is not known."""
+        return self._seq[self._head : self._tail]
+
+    def extend(
+        self, sig: Int32, t: Int64, idx: Int64, order: Int64, seq: Int64 | None = None
+    ) -> None:
         """Append rows."""
         n = len(sig)
         if self._tail + n > len(self._sig):
@@ -71,6 +79,7 @@ class Columns:
         self._t[self._tail : end] = t
         self._idx[self._tail : end] = idx
         self._ord[self._tail : end] = order
+        self._seq[self._tail : end] = NO_SEQ if seq is None else seq
         self._tail = end
 
     def insert(self, at: int, sig: int, t: int, n: int) -> None:
@@ -80,6 +89,7 @@ class Columns:
             self.t[at:].copy(),
             self.idx[at:].copy(),
             self.ord[at:].copy(),
+            self.seq[at:].copy(),
         )
         self._tail = self._head + at
         minus = np.full(n, -1, np.int64)
@@ -88,7 +98,7 @@ class Columns:
 
     def delete(self, at: int, n: int = 1) -> None:
         """Remove ``n`` rows at a position."""
-        for column in (self.sig, self.t, self.idx, self.ord):
+        for column in (self.sig, self.t, self.idx, self.ord, self.seq):
             column[at:-n] = column[at + n :].copy()
         self._tail -= n
 

@@ -17,7 +17,9 @@ from nccluprobe.match import model as m
 from nccluprobe.match.disagree import Decision, Shift
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import Options
-from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.place import place
+from nccluprobe.match.signature import UNCOUNTED, UNSEEN, SignatureTable
+from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _KEPT_LATE = 64
 _KEPT_FRESH = 4096
@@ -77,6 +79,22 @@ class Communicator:
     #: Members that are not waited for: their collector is silent, or tracing ended.
     unwatched: set[int] = field(default_factory=set)
     ambiguous: bool = False
+    #: Whose numbers the slots are, when no member was seen from the start.
+    reference: Endpoint | None = None
+    #: Slots are numbered from the reference's first call: NCCL's numbers are not known.
+    relative: bool = False
+    #: NCCL's counters (SEQ_NAMES) before slot ``closed``; None: not known.
+    counters: list[int] | None = None
+    #: So many of the newest closed slots held calls that are counted.
+    clean: int = 0
+    #: Whether a slot has been closed.
+    begun: bool = False
+    #: Whether slots are kept open until late members have their place.
+    holding: bool = False
+    #: Some member was attached late.
+    has_late: bool = False
+    #: Place late members by what there is, and wait for no more.
+    press: bool = False
     #: Signature and comm_seq of the newest closed slot.
     last_sig: int | None = None
     last_seq: int | None = None
@@ -104,7 +122,7 @@ class Communicator:
         return [
             e
             for rank, e in sorted(self.endpoints.items())
-            if e.base != "unknown" and rank not in self.unwatched
+            if e.slotted and rank not in self.unwatched
         ]
 
     @property
@@ -128,28 +146,53 @@ class Communicator:
 
     # -- agreement ---------------------------------------------------------
 
+    def joined(self, rank: int, e: Endpoint) -> None:
+        """Take a member."""
+        self.endpoints[rank] = e
+        self.has_late = self.has_late or e.late
+        if e.info.from_start and not self.begun and self.counters is None:
+            self.counters = [0] * len(SEQ_NAMES)
+
     def settle(self, table: SignatureTable, options: Options, safe_time: int) -> None:
         """Close every slot that all observed members have entered and agree on."""
         if self.ambiguous or self.disagreement is not None:
             return
+        self.holding = self.has_late and place(self, table, self.press)
+        while not self.holding and self._advance(table, options, safe_time):
+            pass
+
+    def _advance(self, table: SignatureTable, options: Options, safe_time: int) -> bool:
+        """Close the next slots; returns whether there may be more to close."""
         members = self.members()
-        if not members:
-            return
-        until = min(e.entered for e in members)
-        if until <= self.closed:
-            return
-        start = max(self.closed, max(e.dropped for e in members))
-        if start > self.closed:
-            self.uncompared += start - self.closed
-            self.closed = start
-        for e in members:
-            if e.dropped < start:
-                e.drop_to(start)
-        n = until - start
-        if n > 0 and not self.complete_view:
-            n = self._entered_before(members, n, safe_time)
-        if n > 0:
-            self._close(members, n, table, options)
+        begun = [e for e in members if e.dropped <= self.closed]
+        later = [e.dropped for e in members if e.dropped > self.closed]
+        if not begun:
+            if not later:
+                return False
+            self.uncompared += min(later) - self.closed
+            self.closed = min(later)
+            self.counters = None
+            return True
+        # Whoever was attached later has passed the slots before.
+        n = min([e.entered for e in begun] + later) - self.closed
+        if n <= 0:
+            return False
+        for e in begun:
+            e.drop_to(self.closed)
+        if not self.complete_view:
+            n = self._entered_before(begun, n, safe_time)
+        if n <= 0:
+            return False
+        self._close(begun, n, table, options)
+        return bool(later) and self.disagreement is None
+
+    def renumber(self, by: int) -> None:
+        """Move all slots: somebody began before the first of them."""
+        self.closed += by
+        for e in self.endpoints.values():
+            if e.slotted:
+                e.dropped += by
+                e.first_slot = None if e.first_slot is None else e.first_slot + by
 
     @staticmethod
     def _entered_before(members: list[Endpoint], n: int, safe_time: int) -> int:
@@ -191,12 +234,29 @@ class Communicator:
             self.last_sig = int(sig[agreed - 1])
         if is_zero is not None:
             self.zeros += int(is_zero.sum())
+        self._count(sig[:agreed], table)
         self.closed = start + agreed
         self.last_seq = self.closed - 1 - self.zeros
         if agreed < n:
             self.disagreement = Disagreement(self.closed, self.seq(self.closed), int(t_max[agreed]))
         for e in self.endpoints.values():
             e.drop_to(self.closed)
+
+    def _count(self, sig: m.Int32, table: SignatureTable) -> None:
+        """Keep the counters, and how long ago a call was that is not counted."""
+        if len(sig) == 0:
+            return
+        self.begun = True
+        functions = table.functions(sig)
+        moved = np.bincount(functions - UNSEEN, minlength=len(SEQ_NAMES) - UNSEEN).tolist()
+        if moved[0]:
+            self.counters = None  # lost on all sides
+        if self.counters is not None:
+            self.counters = [c + n for c, n in zip(self.counters, moved[-UNSEEN:], strict=True)]
+        if not (moved[0] or moved[UNCOUNTED - UNSEEN]):
+            self.clean += len(sig)
+            return
+        self.clean = len(sig) - 1 - int(np.flatnonzero(functions < 0)[-1])
 
     @staticmethod
     def _first_difference(

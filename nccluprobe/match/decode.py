@@ -21,6 +21,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.lines import BAD, BadLine, SourceState
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind, Role
+from nccluprobe.nccl.enums import IN_PROGRESS
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
 
 Line = dict[str, Any]
@@ -266,6 +267,7 @@ class Decoder:
             rc=rc[select],
             group=group[select],
             thread=threads[select],
+            seq=_seqs(mine, rc[select], group[select]),
         )
 
     def _signatures(self, rows: list[Line]) -> list[int | None]:
@@ -348,6 +350,17 @@ def _sort_out(rows: list[Line], apis: list[Any]) -> tuple[dict[int, Sequence[int
         else:
             by_comm.setdefault(comm, []).append(i)
     return dict(by_comm), special
+
+
+def _seqs(rows: list[Line], rc: m.Int32, group: m.Int64) -> m.Int64:
+    """The library's counters, where they can be relied on.
+
+    In a group they stand still; a call that returns before it is done lets
+    another thread move them.
+    """
+    seq = _column([r.get("seq", m.NO_SEQ) for r in rows])
+    wrong = (group != 0) | (rc == IN_PROGRESS)
+    return np.where(wrong, m.NO_SEQ, seq) if wrong.any() else seq
 
 
 def _raw_keys(name: str) -> list[str]:

@@ -71,7 +71,7 @@ class Delays:
         e = comm.endpoints.get(rank)
         last = max(in_time, key=lambda r: wait.times[r])
         other = comm.endpoints.get(last)
-        if e is None or other is None:
+        if e is None or other is None or e.guessed or other.guessed:
             return
         t = wait.times[rank]
         spread = t - wait.times[last]

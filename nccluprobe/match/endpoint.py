@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match.align import AMBIGUOUS, Alignment
 from nccluprobe.match.columns import Columns
 from nccluprobe.match.process import Process
 
@@ -21,6 +22,8 @@ _MAX_HOLE = 1_000_000
 _LONG_HOLE = 1000
 #: An endpoint that cannot be joined keeps no more rows than this.
 MAX_UNJOINED = 4096
+#: So many first calls are remembered with their thread.
+_HEAD = 256
 
 
 class _Row(NamedTuple):
@@ -30,6 +33,7 @@ class _Row(NamedTuple):
     ord: int
     rc: int
     group: int
+    seq: int = m.NO_SEQ
 
 
 class Endpoint:
@@ -45,8 +49,17 @@ class Endpoint:
         self.next_ord = 0
         self.last_t = 0  # newest entry of a collective
         self.last_idx: int | None = None
+        self.first_grouped = False  # its first call stood in a group whose start was seen
+        self._head: dict[int, int] = {}  # ord -> thread of its first calls, when late
         self.lost = 0  # lost calls that were put in as holes
         self.broken = False
+        #: Where it stands among the others, when it was attached late.
+        self.placement: Alignment | None = None
+        #: Slot of the first call seen, when it was attached late and has a place.
+        self.first_slot: int | None = None
+        self.tried = 0  # how much there was to compare at the last try
+        #: The library's counters before the first call held, while it has no place.
+        self.before = info.seqs
         self.p2p: dict[tuple[str, int], int] = {}
         self._pending: dict[int, _Row] = {}
         self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
@@ -70,7 +83,40 @@ class Endpoint:
             return "unknown"
         if self.info.from_start:
             return "exact"
-        return "unknown" if self.info.base is None else "aligned"
+        if self.info.base is not None:
+            return "aligned"
+        return "unknown" if self.placement is None else self.placement.base
+
+    @property
+    def late(self) -> bool:
+        """Whether its place among the others has to be found."""
+        return not self.info.from_start and self.info.base is None
+
+    @property
+    def slotted(self) -> bool:
+        """Whether its calls have a place among those of the others."""
+        if self.broken:
+            return False
+        return not self.late or (self.placement is not None and self.placement.shift is not None)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether its place is one of several that fit."""
+        return self.base == AMBIGUOUS
+
+    def placed(self, slot: int, placement: Alignment) -> None:
+        """Its first held call is that of ``slot``."""
+        if self.placement is None or self.placement.shift is None:
+            self.first_slot = slot - self.dropped
+        elif self.first_slot is not None:
+            self.first_slot += slot - self.dropped
+        self.dropped = slot
+        self.placement = placement
+
+    @property
+    def before_sure(self) -> bool:
+        """Whether ``before`` was read with no call of an unseen group waiting."""
+        return self.before is not None and self.first_grouped
 
     @property
     def queued(self) -> bool:
@@ -116,6 +162,9 @@ class Endpoint:
         """Take finished calls."""
         if self.broken or len(b) == 0:
             return
+        if self.late and b.ord[0] < _HEAD:
+            self.first_grouped |= bool(b.ord[0] == 0 and b.group[0])
+            self._head.update(zip(b.ord[:_HEAD].tolist(), b.thread[:_HEAD].tolist(), strict=True))
         if self._pending or self._inside or not self._take_fast(b):
             self._take_slow(b)
 
@@ -134,9 +183,10 @@ class Endpoint:
             t, rc = grouped
         run = (rc == 0) | (rc == m.RC_NONE) | (rc == 7)
         if run.all():
-            self.rows.extend(b.sig, t, b.idx, order)
+            self.rows.extend(b.sig, t, b.idx, order, b.seq)
         else:
-            self.rows.extend(b.sig[run], t[run], b.idx[run], order[run])
+            seq = None if b.seq is None else b.seq[run]
+            self.rows.extend(b.sig[run], t[run], b.idx[run], order[run], seq)
         self.next_ord += n
         if run.any():
             self.last_t = max(self.last_t, int(t[run][-1]))
@@ -158,7 +208,8 @@ class Endpoint:
         )
 
     def _take_slow(self, b: m.Batch) -> None:
-        columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group)
+        seq = np.full(len(b), m.NO_SEQ, np.int64) if b.seq is None else b.seq
+        columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group, seq)
         for values in zip(*(c.tolist() for c in columns), strict=True):
             row = _Row(*values)
             if row.ord < self.next_ord:
@@ -174,9 +225,11 @@ class Endpoint:
             return
         if e.ord < self.next_ord or e.ord in self._pending:
             return
+        if e.ord == 0 and e.group:
+            self.first_grouped = True
         self._inside[e.ord] = e.t
         idx = -1 if e.idx is None else e.idx
-        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group)
+        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group, e.seq)
         self.drain()
 
     def _returned(self, row: _Row) -> None:
@@ -211,15 +264,24 @@ class Endpoint:
             else:
                 taken.append(row._replace(t=t))
         if taken:
-            sig, t_, idx, order, _, _ = zip(*taken, strict=True)
+            sig, t_, idx, order, _, _, seq = zip(*taken, strict=True)
             self.rows.extend(
                 np.array(sig, np.int32),
                 np.array(t_, np.int64),
                 np.array(idx, np.int64),
                 np.array(order, np.int64),
+                np.array(seq, np.int64),
             )
             self.last_t = max(self.last_t, max(t_))
             self.last_idx = idx[-1]
+
+    def unseen_group_failed(self, thread: int, t: int) -> None:
+        """A group that was open when the tracer came has failed: its calls did not run."""
+        for order in [o for o, x in self._head.items() if x == thread]:
+            at = int(np.searchsorted(self.rows.ord, order))
+            held = at < len(self.rows) and int(self.rows.ord[at]) == order
+            if held and int(self.rows.t[at]) < t:
+                self.rows.delete(at)
 
     def groups_closed(self, closed: dict[int, bool]) -> None:
         """Groups whose end was in flight have ended; failed ones did not run."""
@@ -246,6 +308,7 @@ class Endpoint:
             found += n
             if len(self.rows) == 0 and n > _LONG_HOLE:
                 self.dropped += n  # as good as attached late
+                self.before = None
                 self.next_ord = first
                 self.drain()
                 continue
@@ -277,3 +340,4 @@ class Endpoint:
         """Keep memory bounded while the endpoint cannot be joined."""
         if len(self.rows) > MAX_UNJOINED:
             self.drop_to(self.dropped + len(self.rows) - MAX_UNJOINED // 2)
+            self.before = None

@@ -9,6 +9,7 @@ from typing import Any
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind
+from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 Line = dict[str, Any]
 
@@ -120,7 +121,17 @@ def _comm(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) 
         name=_opt_text(row, "name"),
         base=_opt_int(row, "base"),
         child=_opt_int(row, "child"),
+        seqs=_seqs(row),
     )
+
+
+def _seqs(row: Line) -> tuple[int, ...] | None:
+    values = row.get("seqs")
+    if values is None:
+        return None
+    if len(values) != len(SEQ_NAMES):
+        raise ValueError("seqs has the wrong length")
+    return tuple(integer(v) for v in values)
 
 
 def _comm_end(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
@@ -182,6 +193,7 @@ def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTab
         idx=_opt_int(row, "idx"),
         ord=order,
         sig=sig,
+        seq=m.NO_SEQ if row.get("group") else integer(row.get("seq", m.NO_SEQ)),
         group=_group(row),
         uid_hash=_opt_text(row, "uid_hash"),
         nranks=_opt_int(row, "nranks"),
@@ -199,6 +211,41 @@ def _group(row: Line) -> int:
     return 0 if inner else group
 
 
+def _looked(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    t = integer(row["unix"])
+    if not 0 <= t < 2**62:
+        raise ValueError("unix is out of range")
+    alive = row["alive"]
+    if not isinstance(alive, bool):
+        raise TypeError("alive is not a boolean")
+    return m.Looked(
+        source=state.source,
+        key=m.ProcessKey(_text(row["boot_id"]), integer(row["pid"]), integer(row["start"])),
+        t=t,
+        host=_text(row["host"]),
+        rank=_opt_int(row, "rank"),
+        alive=alive,
+        main=_text(row["main"]),
+        syscall=_opt_text(row, "syscall"),
+        inside=tuple(_text(x["api"]) for x in row["threads"] if x.get("api")),
+        comms=tuple(_looked_comm(c) for c in row["comms"] if c.get("hash") is not None),
+    )
+
+
+def _looked_comm(row: Line) -> m.LookedComm:
+    rank, nranks = integer(row["comm_rank"]), integer(row["nranks"])
+    if not 0 <= rank < nranks <= m.MAX_NRANKS:
+        raise ValueError("comm_rank is out of range")
+    return m.LookedComm(
+        hash=_text(row["hash"]),
+        comm_rank=rank,
+        nranks=nranks,
+        name=_opt_text(row, "name"),
+        seqs=_seqs(row),
+        moving=bool(row.get("moving")),
+    )
+
+
 Converter = Callable[[Line, SourceState, dict[str, int], SignatureTable], "m.Item | None"]
 CONVERTERS: dict[str, Converter] = {
     "process": _process,
@@ -209,6 +256,7 @@ CONVERTERS: dict[str, Converter] = {
     "process_end": _process_end,
     "state": _state,
     "enter": _enter,
+    "inspect": _looked,
 }
 #: Items that come before the calls of their chunk; all others come after.
 FIRST = (m.ProcessInfo, m.ClockState, m.CommInfo)

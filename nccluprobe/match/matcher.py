@@ -46,6 +46,7 @@ class Matcher(State):
         """
         self._now = now
         self._set_clocks(now)
+        self._press(now)
         self.settle()
         current = self._disagreements(final=now is None)
         waits: list[roles.Wait] = []
@@ -69,6 +70,13 @@ class Matcher(State):
         return written
 
     # -- parts of a scan ---------------------------------------------------
+
+    def _press(self, now: int | None) -> None:
+        """No more will come on these: late members get their place by what there is."""
+        for comm in self.comms.values():
+            if comm.has_late:
+                newest = max((e.last_t for e in comm.endpoints.values()), default=0)
+                comm.press = now is None or now - newest > self.options.decide_after
 
     def _disagreements(self, final: bool) -> list[Finding]:
         """Decide what is due; several disagreements may follow each other."""
@@ -172,8 +180,12 @@ class Matcher(State):
                 why = "its rank in it is not known, or another tracer speaks for it"
             elif comm.ambiguous:
                 why = "two processes have the same rank in it"
-            elif e.base == "unknown":
-                why = "calls before the tracer came are not counted"
+            elif not e.slotted:
+                why = "attached late, its place among the calls of the others is not known"
+                if e.placement is not None:
+                    why += f" ({e.placement.why})"
+            elif e.guessed:
+                why = "attached late, and its calls fit in several ways: its place is a guess"
             else:
                 continue
             found[why] = found.get(why, 0) + 1

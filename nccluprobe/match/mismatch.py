@@ -172,7 +172,8 @@ def _finding(
     if (note := _explanation(model, own)) is not None:
         details["explanation"] = note
     details["summary"] = _summary(comm, d, details, model, own, verdict, decision)
-    blamed = tuple(by_rank[r].process.who for r in verdict.ranks) if named else ()
+    guess = any(by_rank[r].guessed for r in present)
+    blamed = tuple(by_rank[r].process.who for r in verdict.ranks) if named and not guess else ()
     return Finding(
         key=("disagreement", *comm.key, d.slot, number),
         hang_type="collective_mismatch" if shift is None else "skipped_or_extra_call",
@@ -182,7 +183,7 @@ def _finding(
         detected_at=ctx.now,
         details=details,
         severity="error" if exact and not provisional else "notice",
-        role="unknown" if provisional else "root_cause",
+        role="unknown" if provisional or guess else "root_cause",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=min(entries),

@@ -26,6 +26,8 @@ Int32 = NDArray[np.int32]
 RC_NONE = -1
 #: ``t_exit`` column: still inside, or not known.
 NO_TIME = -1
+#: ``seq`` column: the library's counter was not read, or cannot be relied on.
+NO_SEQ = -1
 #: ``sig`` column: a call that was lost; it agrees with everything.
 SIG_LOST = 0
 
@@ -120,6 +122,8 @@ class CommInfo:
     name: str | None = None
     base: int | None = None
     child: int | None = None
+    #: The library's own counters before the first call seen here (SEQ_NAMES).
+    seqs: tuple[int, ...] | None = None
 
     @property
     def from_start(self) -> bool:
@@ -156,6 +160,8 @@ class Batch:
     rc: Int32
     group: Int64
     thread: Int64
+    #: nccl_seq at entry; NO_SEQ: not known.  None: of no row.
+    seq: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.ord)
@@ -225,6 +231,7 @@ class Enter:
     idx: int | None = None
     ord: int | None = None
     sig: int | None = None
+    seq: int = NO_SEQ
     group: int = 0
     uid_hash: str | None = None
     nranks: int | None = None
@@ -279,6 +286,35 @@ class StateNote:
     detail: str | None
 
 
+@dataclass(frozen=True)
+class LookedComm:
+    """A communicator as ``inspect`` found it in a process's memory."""
+
+    hash: str
+    comm_rank: int
+    nranks: int
+    name: str | None
+    seqs: tuple[int, ...] | None
+    moving: bool
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A process as ``inspect`` saw it once."""
+
+    source: int
+    key: ProcessKey
+    t: int
+    host: str
+    rank: int | None
+    alive: bool
+    main: str
+    syscall: str | None
+    #: NCCL functions that its threads are inside of, by their stacks.
+    inside: tuple[str, ...]
+    comms: tuple[LookedComm, ...]
+
+
 Item = (
     SourceOpened
     | Progress
@@ -296,4 +332,5 @@ Item = (
     | Coverage
     | ProcessEnd
     | StateNote
+    | Looked
 )

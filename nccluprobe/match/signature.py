@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nccluprobe.match.model import SIG_LOST
+import numpy as np
+
+from nccluprobe.match.model import SIG_LOST, Int32
 from nccluprobe.nccl.api import BY_NAME
+from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 #: A reduction made by the user: a local number, not comparable across ranks.
 CUSTOM_OP = "custom"
@@ -34,6 +37,11 @@ class Signature:
 
 LOST = Signature("lost")
 
+#: Functions that NCCL counts (``seqNumber[]``) -> index of their counter.
+COUNTED = {f"nccl{name}": at for at, name in enumerate(SEQ_NAMES)}
+#: ``functions``: the library does not count this call; nobody knows which call it was.
+UNCOUNTED, UNSEEN = -1, -2
+
 
 class SignatureTable:
     """Signature <-> small integer; one table for a whole analysis."""
@@ -43,6 +51,10 @@ class SignatureTable:
         self._all: list[Signature] = [LOST]
         self._by_call: dict[tuple[object, ...], int] = {}
         self._zero: set[int] = set()
+        self._shapes: dict[Signature, int] = {LOST: 0}
+        self._shape_of: list[int] = [0]
+        self._function_of: list[int] = [UNSEEN]
+        self._arrays: tuple[Int32, Int32] | None = None
 
     def intern_call(
         self, api: object, count: object, datatype: object, op: object, root: object
@@ -77,6 +89,10 @@ class SignatureTable:
             self._all.append(signature)
             if signature.count == 0:
                 self._zero.add(found)
+            shape = replace(signature, op=None)
+            self._shape_of.append(self._shapes.setdefault(shape, len(self._shapes)))
+            counted = COUNTED.get(signature.api, UNCOUNTED)
+            self._function_of.append(UNCOUNTED if signature.count == 0 else counted)
         return found
 
     def __getitem__(self, sig: int) -> Signature:
@@ -85,6 +101,21 @@ class SignatureTable:
     def is_zero(self, sig: int) -> bool:
         """Whether the call passed count 0, which NCCL discards."""
         return sig in self._zero
+
+    def shapes(self, sig: Int32) -> Int32:
+        """Numbers for (api, count, datatype, root) of a column; 0: a call that was lost."""
+        return self._columns()[0][sig]
+
+    def functions(self, sig: Int32) -> Int32:
+        """Which counter each call of a column moves; UNCOUNTED, UNSEEN."""
+        return self._columns()[1][sig]
+
+    def _columns(self) -> tuple[Int32, Int32]:
+        found = self._arrays
+        if found is None or len(found[0]) != len(self._all):
+            found = (np.array(self._shape_of, np.int32), np.array(self._function_of, np.int32))
+            self._arrays = found
+        return found
 
     @property
     def any_zero(self) -> bool:

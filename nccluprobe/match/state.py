@@ -108,6 +108,8 @@ class State:
             if info.comm_rank is None and known.comm_rank is not None:
                 info = replace(info, comm_rank=known.comm_rank, nranks=known.nranks)
             endpoint.info = info
+            if endpoint.before is None and not endpoint.next_ord:
+                endpoint.before = info.seqs
         if at not in self._home:
             self._join(at, endpoint)
 
@@ -130,7 +132,7 @@ class State:
                 # A second tracer of the same process: it came later and knows less.
                 return
             comm.ambiguous = True
-        comm.endpoints[info.comm_rank] = e
+        comm.joined(info.comm_rank, e)
         self._home[at] = comm
         self.children.changed = True
         self._touched[key] = None
@@ -175,6 +177,9 @@ class State:
         self._lifecycle(c, process)
         if m.not_run(c.rc):
             self.errors.note(c)
+            if c.api == "ncclGroupEnd" and not c.group:
+                for e in self.of_source.get(c.source, ()):
+                    e.unseen_group_failed(c.thread, c.t)
 
     def _lifecycle(self, call: m.Call | m.Enter, process: Process) -> None:
         if call.uid_hash is not None:
@@ -237,7 +242,9 @@ class State:
             if comm is None:
                 continue
             comm.settle(self.table, self.options, safe)
-            if not comm.complete_view and any(e.entered > comm.closed for e in comm.members()):
+            if comm.holding or (
+                not comm.complete_view and any(e.entered > comm.closed for e in comm.members())
+            ):
                 self._touched[key] = None
 
     def comm_of(self, at: tuple[int, int]) -> Communicator | None:

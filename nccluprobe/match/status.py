@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nccluprobe.match.align import AMBIGUOUS, BASES, UNKNOWN
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import seconds
@@ -12,6 +13,9 @@ from nccluprobe.match.process import Process
 
 #: Clocks of two hosts that say nothing of their error may differ by this much.
 UNKNOWN_CLOCK = 1 * SECOND
+
+#: So many ranks' alignments are told in a finding.
+_KEPT = 64
 
 SIGINT, SIGTERM = 2, 15
 #: Shells and launchers report these signals as exit codes.
@@ -122,10 +126,12 @@ def coverage_of(comm: Communicator, now: int, limit: int) -> dict[str, Any]:
     cannot_see = sorted(
         {what for e in known if e.process.info for what in e.process.info.cannot_see}
     )
-    bases = sorted({e.base for e in known})
+    bases = {e.base for e in known}
     notes = []
     if silent:
         notes.append("collector silent: these ranks are not observed")
+    if AMBIGUOUS in bases:
+        notes.append("attached late, and the calls fit in several ways: a verdict is a guess")
     if comm.unwatched:
         notes.append("no longer waited for: " + ranks_text(sorted(comm.unwatched)))
     lost = sum(e.process.lost for e in known)
@@ -136,10 +142,28 @@ def coverage_of(comm: Communicator, now: int, limit: int) -> dict[str, Any]:
         "collector_silent_comm_ranks": silent,
         "through_unix_ns": min((e.process.through for e in members), default=None),
         "lost_events": lost,
-        "base": bases[0] if len(bases) == 1 else "mixed",
+        # The weakest of all members.
+        "base": next((b for b in BASES if b in bases), UNKNOWN),
+        "alignment": alignment_of(known),
+        "numbers": "from the first call seen" if comm.relative else "NCCL's",
         "cannot_see": cannot_see,
         "notes": notes,
     }
+
+
+def alignment_of(endpoints: list[Endpoint]) -> list[dict[str, Any]]:
+    """How each member that was attached late was placed among the others."""
+    return [
+        {
+            "comm_rank": e.comm_rank,
+            "base": e.base,
+            "shift": e.first_slot,
+            "why": "not compared so far" if e.placement is None else e.placement.why,
+            "other_shifts": 0 if e.placement is None else e.placement.others,
+        }
+        for e in endpoints
+        if e.late
+    ][:_KEPT]
 
 
 def ranks_text(ranks: list[int]) -> str:
