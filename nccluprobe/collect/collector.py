@@ -147,8 +147,9 @@ class Collector:
         self._drain(now)
         if looked:
             self._write_inside()
-        # In this order: the watermark moves only after the drain was worked off,
-        # and its coverage line stands behind the lines that it speaks of.
+        # In this order: the watermark moves only after the drain was worked off and
+        # written, and its coverage line stands behind the lines that it speaks of.
+        self._flush(now)
         moved = self._inflight.through.drained(now)
         self._coverage(now, moved)
         for process in list(self._open.values()):
@@ -169,6 +170,7 @@ class Collector:
         self._look(now)
         self._drain(now)
         self._write_inside()
+        self._flush(now)
         self._inflight.through.drained(now)
         for process in list(self._open.values()):
             if process.ending is not None:
@@ -179,6 +181,10 @@ class Collector:
         if self._closer is not None:
             self._closer.shutdown(wait=True)
             self._closer = None
+
+    def _flush(self, now: int) -> None:
+        for process in self._open.values():
+            process.flush(now)
 
     def _look(self, now: int) -> None:
         data = self.source.in_flight()

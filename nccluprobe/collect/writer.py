@@ -37,6 +37,10 @@ class Limits:
         return min(self.part_bytes or _LARGEST_PART, most)
 
 
+#: A part takes this many lines of a burst, however small it is to be.
+_LEAST_LINES = 64
+
+
 @dataclass
 class _Part:
     name: str
@@ -93,7 +97,34 @@ class TraceFile:
         return self._parts[-1].name if self._parts else ""
 
     def write(self, batch: list[str], now: int) -> None:
-        """Append whole lines, in one write; also retries after a failure."""
+        """Append whole lines, in one write per part; also retries after a failure."""
+        rest = batch
+        while True:
+            piece, rest = self._fitting(rest)
+            self._write(piece, now)
+            if not rest:
+                return
+
+    def _fitting(self, batch: list[str]) -> tuple[list[str], list[str]]:
+        """The lines that the present part has room for, and the rest.
+
+        A burst must not make one part larger than the bound of all: it would be
+        deleted whole by the next line.
+        """
+        room = self._limits.part - (self._parts[-1].size if self._parts else 0)
+        if sum(map(len, batch)) <= room:
+            return batch, []
+        fit = 0
+        for line in batch:
+            room -= len(line)
+            if room < 0:
+                break
+            fit += 1
+        # A part whose head alone fills it still makes progress.
+        fit = max(fit, _LEAST_LINES)
+        return batch[:fit], batch[fit:]
+
+    def _write(self, batch: list[str], now: int) -> None:
         if self._full_since is not None:
             if now < self._retry_at or not self._resume(now):
                 self.skipped += len(batch)

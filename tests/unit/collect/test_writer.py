@@ -98,6 +98,20 @@ def test_total_is_bounded_oldest_part_first(tmp_path: Path) -> None:
     assert dropped >= indices[0]
 
 
+def test_a_burst_larger_than_the_bound_keeps_its_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, limits=Limits(max_bytes=200_000))
+    bench.step(init(1))
+    bench.step(*_calls(bench, 3000))
+    assert sum(f.stat().st_size for f in bench.files()) <= 200_000
+    bench.close()
+    files = sorted(bench.files(), key=lambda f: int(f.stem.rpartition("part")[2]))
+    indices = [
+        x["idx"] for f in files for x in read(f, check=False) if x.get("api") == "ncclAllReduce"
+    ]
+    assert len(indices) > 500
+    assert indices == list(range(indices[0], 3000))
+
+
 # -- a full disk
 
 
