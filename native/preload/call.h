@@ -26,7 +26,10 @@ NCP_INLINE void ncp_enter(struct ncp_call *c, unsigned set, unsigned api, uintpt
     if (unlikely(!b || from - b->lo >= b->span)) b = ncp_bind(api, from, th);
     c->real = b->real;
     copy = b->copy;
-    if (unlikely(copy == NCP_NO_COPY)) return;
+    if (unlikely(copy >= NCP_SHM_COPIES)) {
+      ncp_untraced(th, copy);
+      return;
+    }
   } else {
     c->real = ncp_copies[set].real[api];
   }

@@ -124,6 +124,7 @@ extern NCP_HIDDEN const char *const ncp_launcher_names[];
 
 #define NCP_EXPORTED 0xffffu /* in place of a copy: whichever the caller means */
 #define NCP_NO_COPY 0xfffeu
+#define NCP_MISSING 0xfffdu /* no copy has the function */
 
 /* start.c */
 NCP_COLD struct ncp_thread *ncp_thread_start(void);
@@ -146,6 +147,7 @@ NCP_HIDDEN u64 ncp_now_raw(void);
 NCP_COLD const struct ncp_binding *ncp_bind(unsigned api, uintptr_t from, struct ncp_thread *th);
 NCP_HIDDEN u32 ncp_register(void *function);
 NCP_COLD int ncp_missing(void);
+NCP_COLD void ncp_untraced(struct ncp_thread *th, u32 copy);
 NCP_HIDDEN void ncp_real_after_fork(void);
 NCP_HIDDEN void ncp_publish_copies(void);
 NCP_HIDDEN extern void *(*ncp_real_dlsym)(void *, const char *);

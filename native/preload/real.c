@@ -6,7 +6,6 @@
  * first call of a function from an object. */
 #include <dlfcn.h>
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -167,10 +166,16 @@ u32 ncp_register(void *function) {
     return NCP_NO_COPY;
   u32 i = find(map);
   if (i != NCP_NO_COPY) return i;
+  static __thread int inside __attribute__((tls_model("initial-exec")));
+  if (inside) return NCP_NO_COPY; /* in a signal handler */
   for (int n = 0; __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE); n++) {
-    if (n > 1000) return NCP_NO_COPY; /* this thread's own signal handler */
-    sched_yield();
+    if (n > 20000) { /* held by a thread that a fork left behind */
+      ncp_store(&busy, 0u);
+      return NCP_NO_COPY;
+    }
+    usleep(100);
   }
+  inside = 1;
   i = find(map);
   if (i == NCP_NO_COPY && copies_used < NCP_SHM_COPIES) {
     i = copies_used;
@@ -185,18 +190,24 @@ u32 ncp_register(void *function) {
     copies_refused++;
   }
   if (ncp_state && ncp_load(&ncp_state->alive)) ncp_publish_copies();
+  inside = 0;
   ncp_store(&busy, 0u);
   return i;
 }
 
 void ncp_real_after_fork(void) { busy = 0; }
 
+/* A call that is not recorded, as its copy of NCCL has no number. */
+void ncp_untraced(struct ncp_thread *th, u32 copy) {
+  if (copy == NCP_NO_COPY && th && !th->inside) ncp_poke(&th->slot->lost, th->slot->lost + 1);
+}
+
 int ncp_missing(void) { return 2; /* ncclSystemError */ }
 
 /* For this one call: its binding is not kept. */
-static const struct ncp_binding *only_now(void *real) {
+static const struct ncp_binding *only_now(void *real, u32 copy) {
   static __thread struct ncp_binding once __attribute__((tls_model("initial-exec")));
-  once = (struct ncp_binding){real, 0, 0, NCP_NO_COPY, 0};
+  once = (struct ncp_binding){real, 0, 0, copy, 0};
   return &once;
 }
 
@@ -204,7 +215,7 @@ static const struct ncp_binding *keep(unsigned api, void *real, u32 copy, uintpt
   u32 at = __atomic_fetch_add(&pool_used, 1, __ATOMIC_RELAXED);
   if (at >= BINDINGS) {
     __atomic_fetch_sub(&pool_used, 1, __ATOMIC_RELAXED);
-    return only_now(real);
+    return only_now(real, copy);
   }
   struct ncp_binding *b = &pool[at];
   *b = (struct ncp_binding){real, lo, span, copy, ncp_load(&ncp_bindings[api])};
@@ -232,13 +243,18 @@ static const struct ncp_binding *bind(unsigned api, uintptr_t from, struct ncp_t
   if (!real) real = in_object("libnccl.so.2", name);
   if (!real) real = anywhere(name);
   if (real_dlerror) real_dlerror(); /* what was tried is no error of the program's */
-  if (real) return keep(api, real, ncp_register(real), lo, span);
+  if (real) {
+    u32 copy = ncp_register(real);
+    /* Kept when it is final: known, or one too many. */
+    return copy != NCP_NO_COPY || ncp_load(&copies_refused) ? keep(api, real, copy, lo, span)
+                                                            : only_now(real, NCP_NO_COPY);
+  }
   static u32 said;
   if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
     ncp_say(name, "is in no loaded copy of NCCL; the call fails");
   void *missing;
   *(int (**)(void)) & missing = ncp_missing;
-  return only_now(missing);
+  return only_now(missing, NCP_MISSING);
 }
 
 const struct ncp_binding *ncp_bind(unsigned api, uintptr_t from, struct ncp_thread *th) {
@@ -250,7 +266,7 @@ const struct ncp_binding *ncp_bind(unsigned api, uintptr_t from, struct ncp_thre
   if (binding) { /* a signal handler came between: nothing that takes a lock */
     void *real = anywhere(ncp_names[api]);
     if (!real) *(int (**)(void)) & real = ncp_missing;
-    b = only_now(real);
+    b = only_now(real, NCP_NO_COPY);
   } else {
     binding = 1;
     b = bind(api, from, th);

@@ -98,7 +98,9 @@ static int started(void) {
     return !failed;
   }
   if (starting) return 0; /* in a signal handler */
-  for (int i = 0; i < 2000 && ncp_load(&phase) == STARTING; i++) usleep(1000);
+  for (int i = 0; i < 5000 && ncp_load(&phase) == STARTING; i++) usleep(1000);
+  now = STARTING; /* still: by a thread that a fork left behind */
+  __atomic_compare_exchange_n(&phase, &now, OFF, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return ncp_load(&phase) == ON;
 }
 
