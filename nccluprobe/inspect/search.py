@@ -24,6 +24,8 @@ _WORD = 8
 _MODERATE = 64 << 20
 #: An allocation of its own begins here in its first page (glibc's malloc, others).
 _HEAD = 24
+#: So much in large mappings takes long: the starts of their pages come first.
+_MUCH = 3 << 30
 _MOST_HITS = 100_000
 
 
@@ -95,9 +97,11 @@ class Search:
     def _pass(self, runs: list[tuple[Region, list[tuple[int, int]]]]) -> None:
         moderate = [r for r in runs if r[0].size <= _MODERATE or r[0].name == "[heap]"]
         large = [r for r in runs if r not in moderate]
+        much = sum(end - start for _, there in large for start, end in there)
+        heads = large if much > _MUCH else []
         for steps in (
             (self._through(run) for _, there in moderate for run in there),
-            (self._heads(run) for _, there in large for run in there),
+            (self._heads(run) for _, there in heads for run in there),
             (self._through(run) for _, there in large for run in there),
         ):
             for step in steps:

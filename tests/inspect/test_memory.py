@@ -54,15 +54,16 @@ def test_two_gigabytes_of_noise(real_nccl: FindNccl, hold: Any) -> None:
     held = hold(real_nccl(NEWEST), NEWEST, "--noise", "2048")
     assert held.first["fault_fd"] >= 0, "this kernel has no userfaultfd: not tested"
     before = held.do("status")["memory"]
-    took = []
+    took = []  # seconds of processor: others may use the machine, too
     for _ in range(4):
+        began = time.process_time()
         (looked,) = look_at([held.pid])
+        took.append(time.process_time() - began)
         line = looked.line()
         assert line["complete"], line["notes"]
         assert ids(line["comms"]) == ids(held.now["comms"])
         assert line["searched"] > 2 << 30
         assert looked.found.skipped >= 1  # that under userfaultfd
-        took.append(looked.found.seconds)
     assert held.do("status")["memory"] == before
     assert min(took) < 1, took
 
@@ -98,3 +99,15 @@ def test_a_process_that_is_gone(hold: Any, real_nccl: FindNccl, cli: Any) -> Non
     held.close()
     done = cli("inspect", held.pid)
     assert done.returncode == 6 and "no process" in done.stderr
+
+
+def test_starts_of_pages_come_first_where_there_is_much(
+    real_nccl: FindNccl, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nccluprobe.inspect.search._MUCH", 0)
+    monkeypatch.setattr("nccluprobe.inspect.search._MODERATE", 0)
+    held = hold(real_nccl(NEWEST), NEWEST)
+    (looked,) = look_at([held.pid])
+    assert ids(looked.line()["comms"]) == ids(held.now["comms"])
+    (looked,) = look_at([held.pid], Budget(bytes=0))
+    assert not looked.found.complete
