@@ -1,6 +1,7 @@
 """Compiles the native parts: no dependency beyond a C compiler.
 
-    python native/build.py --out DIR [--strict] [--sanitize address,undefined|thread] [--sim-version 2.21.5]
+    python native/build.py --out DIR [--strict] [--sanitize address,undefined|thread]
+                           [--sim-version 2.21.5]
 
 As a module: build(out_dir) -> {target name: path}.
 """

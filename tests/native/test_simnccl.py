@@ -36,7 +36,7 @@ _spec.loader.exec_module(native_build)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return native_build.build(tmp_path_factory.mktemp("native"))
+    return native_build.build(tmp_path_factory.mktemp("native"), strict=True)
 
 
 # ---- a thin binding --------------------------------------------------------------------------
@@ -720,7 +720,7 @@ def test_load_tells_the_truth(built: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers(sanitizer: str, tmp_path: Path) -> None:
-    built = native_build.build(tmp_path, extra_cflags=(f"-fsanitize={sanitizer}",))
+    built = native_build.build(tmp_path, extra_cflags=(f"-fsanitize={sanitizer}",), strict=True)
     truths = load(
         built, tmp_path, 2, "--op", "all", "--threads", "3", "--calls", "300", "--sync-every", "5"
     )
