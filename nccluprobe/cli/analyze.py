@@ -74,7 +74,8 @@ def analyze(
             session.follow(writer, duration, until_quiet)
         else:
             session.afterwards(writer)
-    if not any(p.info for p in session.analysis.matcher.processes.values()):
+    matcher = session.analysis.matcher
+    if not matcher.standing.looks and not any(p.info for p in matcher.processes.values()):
         raise NccluprobeError(
             f"no readable trace in {', '.join(map(str, folders))}; "
             "give the folder that attach wrote to (--out)",
@@ -168,7 +169,7 @@ class _Session:
 
     def _summary(self) -> Summary:
         matcher, counts = self.analysis.matcher, self.analysis.decoder.counts
-        processes = list(matcher.processes.values())
+        processes = [p for p in matcher.processes.values() if not p.snapshot]
         limit = matcher.options.silent_after
         notes = []
         if torn := self.reader.torn_lines():
@@ -185,6 +186,8 @@ class _Session:
             notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
         for why, n in sorted(matcher.not_judged().items()):
             notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
+        if looks := len(matcher.standing.looks):
+            notes.append(f"{looks} processes were looked at by inspect")
         if matcher.orphans:
             notes.append(f"{matcher.orphans} calls on communicators without a line")
         if counts.blind_calls:

@@ -358,7 +358,10 @@ def _seqs(rows: list[Line], rc: m.Int32, group: m.Int64) -> m.Int64:
     In a group they stand still; a call that returns before it is done lets
     another thread move them.
     """
-    seq = _column([r.get("seq", m.NO_SEQ) for r in rows])
+    try:
+        seq = _column([r["seq"] for r in rows])
+    except KeyError:
+        seq = _column([r.get("seq", m.NO_SEQ) for r in rows])
     wrong = (group != 0) | (rc == IN_PROGRESS)
     return np.where(wrong, m.NO_SEQ, seq) if wrong.any() else seq
 

@@ -52,6 +52,13 @@ REASONS: dict[str, str] = {
     "all_inside": "all members are inside the call",
 }
 
+BASE_MEANINGS: dict[str, str] = {
+    "exact": "seen from its init, or NCCL's own counters agree with those of another rank",
+    "aligned": "placed in the one way that fits: by few counters, or by the calls alone",
+    "ambiguous": "several places fit, as the calls repeat; one of them is taken as a guess",
+    "unknown": "no place is known: the rank is not judged",
+}
+
 STATES = ("open", "resolved")
 SEVERITIES = ("notice", "error")
 ROLES = ("root_cause", "downstream", "unknown")

@@ -42,6 +42,11 @@ class Jobs:
             self._sets.join(source, comm_hash)
             self._first_comm[comm_hash] = min(t, self._first_comm.get(comm_hash, t))
 
+    def look(self, process: Hashable, comm_hash: str, t: int) -> None:
+        """A process that is not traced has a communicator."""
+        self._sets.join(process, comm_hash)
+        self._first_comm[comm_hash] = min(t, self._first_comm.get(comm_hash, t))
+
     def same(self, source: int | str) -> Hashable:
         """A value that is equal for all sources and hashes of one job."""
         return self._sets.find(source)

@@ -63,6 +63,13 @@ class Matcher(State):
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
         roles.assign(waits, current)
+        current += self.standing.findings(
+            self.comms.values(),
+            self.processes.values(),
+            self._context_of_hash,
+            self.table,
+            current,
+        )
         self._note_missed(waits)
         newest = max(self._nows.values(), default=0) if now is None else now
         written = self.book.update(current, newest)
@@ -212,6 +219,16 @@ class Matcher(State):
     def _context_of(self, source: int) -> Context:
         info = self.processes[source].info
         return self._make_context(source, info.run_id if info else "")
+
+    def _context_of_hash(self, comm_hash: str) -> Context:
+        runs = sorted(
+            {
+                p.info.run_id
+                for s, p in self.processes.items()
+                if p.info is not None and self.jobs.same(s) == self.jobs.same(comm_hash)
+            }
+        )
+        return self._make_context(comm_hash, runs[0] if runs else "")
 
     def _make_context(self, member: int | str, run_id: str) -> Context:
         job = self.jobs.same(member)

@@ -63,6 +63,10 @@ class Process:
     gaps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
     groups: OrderedDict[int, GroupEnd] = field(default_factory=OrderedDict)
     caught_up: bool = False
+    #: The source is no trace: ``inspect`` looked once.
+    snapshot: bool = False
+    #: Time of the first coverage line: watched since then.
+    first_coverage: int = 0
     read_through: int = 0
     #: Long waits that it took part in (communicator.LateSlot).
     waits: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=64))
@@ -116,6 +120,7 @@ class Process:
     def note_coverage(self, c: m.Coverage) -> None:
         """Take a coverage line."""
         self.coverage = c
+        self.first_coverage = self.first_coverage or c.t
         self.newest = max(self.newest, c.t, c.through)
         if not self._loss_n or c.lost != self._loss_n[-1]:
             self._loss_t.append(c.t)

@@ -16,6 +16,7 @@ from nccluprobe.match.jobs import Jobs
 from nccluprobe.match.options import Options
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.standing import Standing
 
 
 class State:
@@ -31,6 +32,7 @@ class State:
         self.inits = Inits()
         self.errors = Errors()
         self.children = Children()
+        self.standing = Standing()
         self.calls = 0
         self.comms_seen = 0
         #: Calls whose communicator has no line.
@@ -57,6 +59,7 @@ class State:
             m.Coverage: self._coverage,
             m.ProcessEnd: self._process_end,
             m.StateNote: self._note,
+            m.Looked: self._looked,
         }
 
     # -- feeding -----------------------------------------------------------
@@ -231,6 +234,12 @@ class State:
     def _note(self, note: m.StateNote) -> None:
         if len(self.notes) < 1000:
             self.notes.append(note)
+
+    def _looked(self, look: m.Looked) -> None:
+        self._of(look.source).snapshot = True
+        self.standing.note(look)
+        for comm in look.comms:
+            self.jobs.look(look.key, comm.hash, look.t)
 
     def settle(self) -> None:
         """Close what can be closed; cheap, to be called after every round of reading."""

@@ -105,12 +105,13 @@ def _why(status: dict[str, Any]) -> str:
 def sentence(f: Finding) -> str:
     """What happened, in one sentence."""
     d = f.details
-    call = f"{d.get('api')} #{f.comm_seq} of communicator {f.comm_uid_hash}"
+    call = f"{d.get('api') or 'call'} #{f.comm_seq} of communicator {f.comm_uid_hash}"
     if d.get("comm_name"):
         call += f" ({escape(d['comm_name'])})"
     statuses = d.get("missing_rank_status") or []
     entered = d.get("entered_comm_ranks") or []
-    if f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
+    by_calls = d.get("evidence") != "inspect"
+    if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
         named = [s for s in statuses if s not in waiting] or statuses
         who = ", ".join(_who(s) for s in named[:_FOLD])
@@ -147,6 +148,7 @@ def _details(f: Finding) -> Iterable[str]:
         yield "the calls repeat, so other shifts fit as well"
     if d.get("repeated"):
         yield f"the same again in {d['repeated']} later calls"
+    yield from _alignment(f)
     if f.coverage.get("collector_silent_comm_ranks"):
         silent = ranks_text(f.coverage["collector_silent_comm_ranks"])
         yield f"not observed, collector silent: rank {silent}"
@@ -157,6 +159,15 @@ def _details(f: Finding) -> Iterable[str]:
         "none": "not known",
     }.get(d.get("confidence", ""), "")
     yield f"how sure: {sure}; role {f.role.replace('_', ' ')}; severity {f.severity}"
+
+
+def _alignment(f: Finding) -> Iterable[str]:
+    """How ranks that were attached late were placed, when that is not certain."""
+    placed = [a for a in f.coverage.get("alignment", ()) if a["base"] != "exact"]
+    for a in placed[:_FOLD]:
+        yield f"rank {a['comm_rank']} was attached late, its place is {a['base']}: {a['why']}"
+    if len(placed) > _FOLD:
+        yield f"and {len(placed) - _FOLD} more ranks that were attached late"
 
 
 def _next_step(f: Finding) -> str | None:

@@ -20,6 +20,8 @@ import orjson
 _SUFFIX = ".jsonl"
 _NOT_TRACES = frozenset({"findings.jsonl"})
 _NOT_FOLDERS = frozenset({"heartbeat", "evidence"})
+#: Begins what ``inspect --json`` writes: of no run.
+_INSPECT = b'{"kind":"inspect"'
 _MAX_DEPTH = 8
 _MAX_FILES = 200_000
 _MAX_LINE = 8 << 20
@@ -188,7 +190,8 @@ class TraceReader:
         self._known[path] = file_id
         self.counts.files += 1
         key, number, run_id = _who(line, path)
-        ignored = self._run_id is not None and run_id != self._run_id
+        other = self._run_id is not None and run_id != self._run_id
+        ignored = other and not line.startswith(_INSPECT)
         self._part_of(key, path, ignored).parts.append(_Part(path, file_id, number))
         source = self._by_key[key]
         done, waiting = source.parts[: source.at + 1], source.parts[source.at + 1 :]

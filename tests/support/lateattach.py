@@ -202,10 +202,10 @@ def make(seed: int) -> World:
     return world
 
 
-def trace(world: World) -> Job:
-    """What the tracers write of it."""
+def trace(world: World, until: float = 0.0) -> Job:
+    """What the tracers write of it; ``until``: nothing more happens up to then."""
     job = Job()
-    end = 1.0 + (len(world.program) + 20) * STEP
+    end = 2.0 + (len(world.program) + 20) * STEP
     for rank in world.ranks:
         proc = job.proc(rank.rank)
         more: dict[str, Any] = {}
@@ -216,7 +216,10 @@ def trace(world: World) -> Job:
         t = 0.0 if rank.from_init else rank.made[rank.first].t - 1e-5
         comm = proc.comm("00000000000000aa", rank.rank, len(world.ranks), t, learnt=learnt, **more)
         _write(world, rank, comm)
-        proc.cover(0.5, end + 1.0)
+        times = [0.5 * i for i in range(1, 2 + int(end / 0.5))]
+        for at in [*times, *([until] if until else ())]:
+            lost = sum(1 for i in rank.lost if rank.made[i].t <= at)
+            proc.coverage(at, lost_kernel=lost)
     return job
 
 

@@ -144,6 +144,15 @@ _STATUS_FIELDS = (
     ),
     ("reason", "why this rank did not come"),
     ("call_idx", "its last call on this communicator, to find the line in its trace"),
+    ("behind", "evidence inspect: function -> calls that the furthest rank is ahead"),
+)
+
+_ALIGNMENT_FIELDS = (
+    ("comm_rank", "rank in the communicator"),
+    ("base", "exact, aligned, ambiguous or unknown, see above"),
+    ("shift", "number of the first call seen of it; null: not known"),
+    ("why", "what it was placed by"),
+    ("other_shifts", "how many other places fit as well"),
 )
 
 
@@ -178,6 +187,23 @@ def page() -> str:
         "the communicator,\nwhile others wait. A disagreement is written at once as a provisional "
         f"notice and decided after the next\n{o.decide_calls} calls or "
         f"{o.decide_after // SECOND} s.",
+        "## Late attach",
+        "A rank that was attached in mid-life is placed among the calls of the others. "
+        "`coverage.base` is the weakest\nbase of all members:",
+        md_table(("base", "meaning"), list(f.BASE_MEANINGS.items())),
+        "`coverage.alignment` tells it per rank that was attached late:",
+        md_table(("field", "meaning"), _ALIGNMENT_FIELDS),
+        "`coverage.numbers`: `NCCL's` when comm_seq is NCCL's own number (calls without a counter "
+        "before the attach,\nsuch as AlltoAll, aside), else it counts from the first call seen. "
+        "On an ambiguous base a verdict is a notice\nwith role unknown and names nobody as the "
+        "cause; `details.note` says so.",
+        "## Positions without events",
+        "A rank that hangs makes no call that a tracer could see. What `nccluprobe inspect --json` "
+        "writes, put in a\n`.jsonl` file in the folder given to `analyze`, tells where each rank "
+        "stands. Such a finding has\n`details.evidence` inspect, confidence inferred, and "
+        "`details.positions` (rank -> counters, source, time).\nOne look is a notice: a job that "
+        "goes on shows small differences, too. It is a cause, and an error after\n--error-after, "
+        "when a second look, or a trace of the processes, shows that nobody has moved.",
         "## The key",
         "A collective is (comm_uid_hash, instance, comm_seq, api). Without the api in the key the "
         "aggregation can be\nwrong: with ranks 0-2 in AllReduce #42 and rank 3 in Broadcast #42, "

@@ -1,0 +1,139 @@
+"""The finding made of counters: who is behind, by how much, in which function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nccluprobe.match.absence import Context, strongest
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.status import end_reason, process_facts, ranks_text
+
+if TYPE_CHECKING:
+    from nccluprobe.match.standing import Group, Stand
+
+_ONE_LOOK = (
+    "one look at the counters: a job that goes on shows small differences, too; "
+    "look again after a while (--missing-after)"
+)
+
+
+def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Finding:
+    """A finding for ranks that stand behind others."""
+    ahead = [s for r, s in sorted(group.stands.items()) if r not in lags]
+    behind = [group.stands[r] for r in lags]
+    # Ranks that are each behind the other in something: nobody is in front.
+    front = ahead or [max(behind, key=lambda s: s.calls)]
+    waited = max(s.still for s in front)
+    settled = min(waited, *(s.still for s in behind)) >= ctx.options.missing_after
+    now = max(ctx.now, *(s.until for s in group.stands.values()))
+    statuses = [_status(s, lags[s.rank], now) for s in behind]
+    reason = strongest([s["reason"] for s in statuses])
+    missing = [s.rank for s in behind]
+    apis = sorted({api for lag in lags.values() for api in lag})
+    unobserved = [r for r in range(group.nranks) if r not in group.stands]
+    details: dict[str, Any] = {
+        "api": apis[0] if len(apis) == 1 else None,
+        "expected_nranks": group.nranks,
+        "entered_comm_ranks": [s.rank for s in ahead],
+        "missing_comm_ranks": missing,
+        "missing_rank_status": statuses,
+        "waited_s": seconds(waited),
+        "reason": reason,
+        "confidence": "inferred",
+        "trace_event_loss_possible": False,
+        "evidence": "inspect",
+        "behind_in": apis,
+        "positions": {
+            str(r): {"counters": list(s.seqs), "source": s.source, "unix_ns": s.until}
+            for r, s in sorted(group.stands.items())[:64]
+        },
+        "comm_name": group.name,
+        "instance": None,
+        "unobserved_comm_ranks": len(unobserved),
+        "summary": _summary(group, front, behind, lags, waited),
+    }
+    if not settled:
+        details["note"] = _ONE_LOOK
+    alone = bool(ahead) and reason not in ("rank_inside_other_call", "rank_waiting_elsewhere")
+    return Finding(
+        key=("standing", group.hash, group.nranks, tuple(missing)),
+        hang_type="collective_missing_enter",
+        run_id=ctx.run_id,
+        comm_uid_hash=group.hash,
+        comm_seq=min(s.calls for s in behind),
+        detected_at=now,
+        details=details,
+        severity="error" if settled and waited >= ctx.options.error_after else "notice",
+        role="root_cause" if settled and alone else "unknown",
+        job=ctx.job,
+        coverage={
+            "observed_ranks": len(group.stands),
+            "expected_nranks": group.nranks,
+            "unobserved_comm_ranks": ranks_text(unobserved),
+            "base": "exact",
+            "numbers": "NCCL's",
+            "cannot_see": ["calls without a counter", "graph_replay"],
+            "notes": ["by NCCL's own counters in the processes' memory, not by calls seen"],
+        },
+        since=min(s.since for s in front),
+        culprits=tuple(s.who for s in behind),
+        waiters=tuple(s.who for s in ahead),
+    )
+
+
+def _status(s: Stand, lag: dict[str, int], now: int) -> dict[str, Any]:
+    look, p = s.look, s.process
+    alive = look.alive if look is not None else p is not None and not p.ended
+    inside = s.inside
+    reason = "rank_alive_but_not_entered"
+    if p is not None and p.ended:
+        reason = end_reason(p)
+    elif not alive:
+        reason = "rank_exited"
+    elif inside:
+        reason = "rank_inside_other_call"
+    status: dict[str, Any] = {
+        "comm_rank": s.rank,
+        "global_rank": p.rank if p is not None and p.rank is not None else look and look.rank,
+        "heartbeat": "alive" if alive else "absent",
+        "heartbeat_age_s": seconds(max(0, now - s.until)),
+        "probe_dropped_events": None,
+        "reason": reason,
+        "behind": lag,
+        "counters": list(s.seqs),
+        "source": s.source,
+        "still_s": seconds(s.still),
+    }
+    if look is not None:
+        status |= {"host": look.host, "pid": look.key.pid, "main_thread": look.main}
+        if look.syscall is not None:
+            status["syscall"] = look.syscall
+    if p is not None:
+        status |= process_facts(p)
+    if inside:
+        status["inside"] = inside[0]
+    return status
+
+
+def _summary(
+    group: Group,
+    front: list[Stand],
+    behind: list[Stand],
+    lags: dict[int, dict[str, int]],
+    waited: int,
+) -> str:
+    label = group.hash + (f" ({group.name})" if group.name else "")
+    parts = []
+    for s in behind[:4]:
+        place = f" (pid {s.who.pid})" if s.look is None else f" (pid {s.who.pid} on {s.look.host})"
+        lag = " and ".join(f"{n} {api}" for api, n in sorted(lags[s.rank].items()))
+        parts.append(f"rank {s.rank}{place} is {lag} behind")
+    if len(behind) > 4:
+        parts.append(f"{len(behind) - 4} more ranks are behind")
+    text = ", ".join(parts)
+    ranks = ranks_text([s.rank for s in front])
+    known = f", and has not moved for {seconds(waited):.1f} s" if waited else ""
+    return (
+        f"{text[0].upper()}{text[1:]} on communicator {label}, by NCCL's own counters: "
+        f"rank{'s' if len(front) > 1 else ''} {ranks} went furthest{known}."
+    )
