@@ -112,7 +112,7 @@ static long long offset_of(const char *text, const char *clock) {
   return (negative ? -seconds : seconds) * 1000000000LL + ns;
 }
 
-static void describe(struct ncp_shm *h, u32 forked) {
+static void describe(struct ncp_shm *h) {
   char text[256];
   h->version = NCP_SHM_VERSION;
   h->record_version = NCP_RECORD_VERSION;
@@ -120,7 +120,6 @@ static void describe(struct ncp_shm *h, u32 forked) {
   h->pid = (u32)getpid();
   h->uid = geteuid();
   h->gid = getegid();
-  h->forked = forked;
   h->start_ticks = start_ticks("/proc/self/stat");
   ncp_read_file("/proc/self/timens_offsets", text, sizeof(text));
   h->time_off = -offset_of(text, "monotonic");
@@ -192,7 +191,7 @@ static int create(int dir) {
   return -1;
 }
 
-static struct ncp_shm *layout(int fd, u64 bytes, u32 forked) {
+static struct ncp_shm *layout(int fd, u64 bytes) {
   u64 births = NCP_SHM_HEADER_SIZE + NCP_SHM_SLOTS * NCP_SHM_SLOT_SIZE;
   u64 rings = ROUND(births + NCP_SHM_BIRTHS * sizeof(struct ncp_shm_birth));
   u64 size = rings + NCP_SHM_SLOTS * bytes;
@@ -200,7 +199,7 @@ static struct ncp_shm *layout(int fd, u64 bytes, u32 forked) {
   struct ncp_shm *h = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (h == MAP_FAILED) return 0;
   madvise(h, size, MADV_DONTDUMP);
-  describe(h, forked);
+  describe(h);
   h->slots = NCP_SHM_SLOTS;
   h->slots_at = NCP_SHM_HEADER_SIZE;
   h->births_at = births;
@@ -212,7 +211,7 @@ static struct ncp_shm *layout(int fd, u64 bytes, u32 forked) {
   return h;
 }
 
-int ncp_file_make(u32 forked, const char **what) {
+int ncp_file_make(const char **what) {
   u64 bytes = ROUND(ring_kib << 10);
   *what = folder;
   errno = 0;
@@ -222,7 +221,7 @@ int ncp_file_make(u32 forked, const char **what) {
   struct ncp_shm *h = 0;
   if (fd >= 0) {
     while (bytes > LEAST_KIB << 10 && !has_room(fd, bytes)) bytes = ROUND(bytes / 4);
-    h = layout(fd, bytes, forked);
+    h = layout(fd, bytes);
     int error = errno;
     if (!h) unlinkat(dir, strrchr(path, '/') + 1, 0);
     close(fd);

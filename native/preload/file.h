@@ -14,7 +14,7 @@ NCP_INLINE struct ncp_record *ncp_ring(u32 i) {
 
 NCP_COLD int ncp_file_disabled(void);
 NCP_COLD int ncp_other_front(void);
-NCP_COLD int ncp_file_make(u32 forked, const char **what);
+NCP_COLD int ncp_file_make(const char **what);
 NCP_COLD int ncp_file_reserve(u32 slot);
 NCP_COLD void ncp_file_layout(struct ncp_shm_copy *copy, u64 size);
 

@@ -94,7 +94,7 @@ struct ncp_shm {
   u64 births_made;
   u64 unwrapped;       /* copies beyond NCP_SHM_COPIES: not traced */
   u32 denied;          /* written by the collector: record nothing more */
-  u32 forked;          /* made by a fork of a traced process */
+  u32 top;             /* slots from here on were never taken */
   char boot_id[40];
   char exe[64];
   char host[72];

@@ -22,7 +22,6 @@ struct ncp_shm *ncp_shm;
 
 enum { NOT_YET, STARTING, ON, OFF };
 static u32 phase;
-static u32 was_on; /* in an ancestor */
 static __thread int starting __attribute__((tls_model("initial-exec")));
 /* Calls that a thread without a slot makes before it asks again, and their number. */
 static __thread u32 refused __attribute__((tls_model("initial-exec")));
@@ -44,7 +43,6 @@ static void after_fork(void) {
   if (ncp_self) ncp_self->alive = 0;
   ncp_self = 0;
   refused = 0;
-  if (phase == ON || phase == STARTING) was_on = 1;
   if (phase != OFF) phase = NOT_YET;
   ncp_real_after_fork();
 }
@@ -66,7 +64,7 @@ static int start(void) {
   const char *what = "out of memory";
   if (ncp_file_disabled()) return -1;
   if (ncp_other_front()) return -1;
-  if (make_state() || ncp_file_make(was_on, &what)) {
+  if (make_state() || ncp_file_make(&what)) {
     ncp_say(what, errno ? strerror(errno) : "not enough room");
     return -1;
   }
@@ -83,7 +81,6 @@ static int started(void) {
   if (now == ON) { /* a fork that called no handler */
     if (!__atomic_compare_exchange_n(&phase, &now, NOT_YET, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
       return started();
-    was_on = 1;
     now = NOT_YET;
   }
   if (now == NOT_YET &&
@@ -125,6 +122,10 @@ static struct ncp_thread *take_slot(u32 tid) {
       continue;
     struct ncp_thread *th = &ncp_state->threads[i];
     (void)ncp_load(&slot->seq); /* after all that the last holder wrote */
+    u32 top = ncp_load(&ncp_shm->top);
+    while (top <= i && !__atomic_compare_exchange_n(&ncp_shm->top, &top, i + 1, 0, __ATOMIC_ACQ_REL,
+                                                    __ATOMIC_ACQUIRE)) {
+    }
     if (!holder) {
       if (ncp_file_reserve(i)) {
         ncp_store(&slot->tid, 0u);

@@ -27,6 +27,8 @@ _HEAD = struct.Struct("<8sIIIIQQQQIIIIIIQqQQQQQII40s64s72s")
 #: Where the collector writes: whether to record nothing more.
 DENIED_AT = 136
 SLOT_DENIED_AT = 20
+#: How many slots were ever taken.
+TOP_AT = 140
 
 assert _HEAD.size == _COPIES_AT and _ENVIRON_AT + _ENVIRON <= HEADER_SIZE
 

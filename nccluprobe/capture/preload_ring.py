@@ -43,7 +43,6 @@ from nccluprobe.record import (
 )
 
 _FOREVER = 1 << 63
-_SLOTS_AT_ONCE = 8
 
 
 class Busy(Exception):
@@ -115,17 +114,12 @@ class RingFile:
 
     def _slots(self) -> np.ndarray[Any, Any]:
         """The slots in use, as they are now."""
-        known = len(self._readers)
-        count = min(self.header.slots, known + _SLOTS_AT_ONCE)
-        while True:
-            data = os.pread(self._fd, count * layout.SLOT.itemsize, self.header.slots_at)
-            slots = np.frombuffer(data, layout.SLOT, len(data) // layout.SLOT.itemsize)
-            used = np.flatnonzero(slots["tid"])
-            last = int(used[-1]) + 1 if used.size else 0
-            if last < count or count >= self.header.slots:
-                break
-            count = min(self.header.slots, count * 2)
-        for i in range(known, last):
+        top = int.from_bytes(os.pread(self._fd, 4, layout.TOP_AT), "little")
+        last = max(min(top, self.header.slots), len(self._readers))
+        data = os.pread(self._fd, last * layout.SLOT.itemsize, self.header.slots_at)
+        slots = np.frombuffer(data, layout.SLOT, len(data) // layout.SLOT.itemsize)
+        last = len(slots)
+        for i in range(len(self._readers), last):
             read, overwritten = int(slots["read"][i]), int(slots["overwritten"][i])
             read = min(read, int(slots["head"][i]))
             self._readers.append(_Reader(read, overwritten, (read, overwritten)))
