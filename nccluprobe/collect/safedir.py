@@ -22,6 +22,8 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 DIR_MODE = 0o755
 FILE_MODE = 0o640
 _MOST_LINKS = 20
+#: The next one, -1 to the kernel, means: leave it as it is.
+_LARGEST_ID = 2**32 - 2
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -53,6 +55,10 @@ def parse_owner(text: str) -> Owner:
             f"--owner {text}: no such user or group; use names or numbers of this host",
             ExitCode.USAGE,
         ) from error
+    if max(uid, gid) > _LARGEST_ID:
+        raise NccluprobeError(
+            f"--owner {text}: no user or group has a number above {_LARGEST_ID}", ExitCode.USAGE
+        )
     return Owner(uid, gid)
 
 

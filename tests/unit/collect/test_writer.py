@@ -461,6 +461,9 @@ def test_parse_owner() -> None:
     assert parse_owner("12345") == Owner(12345, 12345)
     with pytest.raises(NccluprobeError) as error:
         parse_owner("nobody-of-this-name")
+    for text in ("99999999999999", "4294967295", "0:4294967295"):
+        with pytest.raises(NccluprobeError, match="no user or group has"):
+            parse_owner(text)
     assert error.value.code is ExitCode.USAGE
 
 
