@@ -8,6 +8,7 @@ when a disk does not.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from nccluprobe.collect.safedir import Owner, create_file
 from nccluprobe.errors import NccluprobeError
 
 RETRY_NS = 1_000_000_000
+#: How often a file is looked at: somebody may have deleted it.
+LOOK_NS = 1_000_000_000
 DEFAULT_MAX_BYTES = 2_000_000_000
 _LARGEST_PART = 256_000_000
 _MOST_NAMES = 1000
@@ -80,10 +83,12 @@ class TraceFile:
         self._full_since: int | None = None
         self._why = ""
         self._torn = False
+        self._look_at = 0
+        self._gone: list[str] = []
         self.part = 0
         #: Lines not written because the disk was full.
         self.skipped = 0
-        #: Lines deleted with the oldest parts.
+        #: Lines deleted with the oldest parts, or by somebody else.
         self.dropped = 0
 
     @property
@@ -125,6 +130,10 @@ class TraceFile:
         return batch[:fit], batch[fit:]
 
     def _write(self, batch: list[str], now: int) -> None:
+        if self._fd >= 0 and now >= self._look_at:
+            self._look_at = now + LOOK_NS
+            if self._deleted():
+                self._let_go(now)
         if self._full_since is not None:
             if now < self._retry_at or not self._resume(now):
                 self.skipped += len(batch)
@@ -146,19 +155,56 @@ class TraceFile:
     # -- beginning
 
     def _begin(self, now: int) -> bool:
-        """Make the first part; False when that failed (tried again later)."""
+        """Make the file; False when that failed (tried again later)."""
         try:
-            self._create_first()
+            self._create()
         except (OSError, NccluprobeError) as error:
             self._fail(error, now)
             return False
-        header = self._header(0, now)
+        header = [*self._header(self.part, now), *self._gone]
         self._append("".join(header).encode("utf-8"), len(header), now)
+        self._gone.clear()
         return not self.full
 
-    def _create_first(self) -> None:
+    def _create(self) -> None:
         if self._folder < 0:
             self._folder = self._open_folder()
+        if self._base:
+            self._create_next()
+        else:
+            self._create_first()
+
+    def _create_next(self) -> None:
+        """Go on in a new part, where the file was deleted."""
+        for number in range(self.part + 1, self.part + _MOST_NAMES):
+            name = f"{self._base}.part{number}.jsonl"
+            with contextlib.suppress(FileExistsError):
+                self._fd = create_file(self._folder, name, self._owner)
+                self.part = number
+                self._parts.append(_Part(name))
+                return
+        raise FileExistsError(f"{self._base}.part{self.part + 1}.jsonl and more names are taken")
+
+    def _deleted(self) -> bool:
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError as error:
+            return error.errno == errno.ESTALE
+
+    def _let_go(self, now: int) -> None:
+        """Somebody deleted the file: what is written to it now, nobody can read."""
+        finish = self.detach()
+        if finish is not None:
+            finish()
+        gone = self._parts.pop()
+        self._torn = False
+        self.dropped += gone.lines
+        self._gone.append(lines.state(now, "dropped_part", f"{gone.name}: deleted by somebody"))
+        self._problem(
+            f"{gone.name}: somebody deleted it, {gone.lines} lines; going on in a new part"
+        )
+
+    def _create_first(self) -> None:
         last = self._names[-1]
         more = (f"{last}_{n}" for n in range(2, _MOST_NAMES))
         for base in (*self._names, *more):
@@ -213,12 +259,13 @@ class TraceFile:
         assert since is not None
         if self._fd < 0:
             try:
-                self._create_first()
+                self._create()
             except (OSError, NccluprobeError) as error:
                 self._fail(error, now)
                 return False
         head = [
             *self._header(self.part, now),
+            *self._gone,
             lines.state(since, "disk_full", self._why),
             lines.state(now, "disk_ok", f"{self.skipped} lines skipped so far"),
         ]
@@ -235,6 +282,7 @@ class TraceFile:
             self.skipped = skipped
             return False
         self._torn = False
+        self._gone.clear()
         self._full_since = None
         self._problem(f"{self.name}: written again, {self.skipped} lines were skipped")
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,6 +264,49 @@ def test_file_that_cannot_be_made_is_tried_again(
     bench.steps(3)
     assert bench.of_kind("comm")
     assert bench.of_kind("coverage")[-1]["captured"] == 4
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_deleted_files_are_said_and_made_anew(tmp_path: Path, what: str) -> None:
+    bench = Bench(tmp_path)
+    bench.step(init(1), *_calls(bench, 20))
+    (first,) = bench.files()
+    before = len(first.read_bytes().splitlines())
+    if what == "file":
+        first.unlink()
+    else:
+        shutil.rmtree(first.parent)
+    bench.steps(2.5)
+    bench.step(*_calls(bench, 30, 20))
+    bench.close()
+    (second,) = bench.files()
+    assert second.name == first.name.replace(".jsonl", ".part1.jsonl")
+    found = read(second)
+    assert found[0]["kind"] == "process" and found[0]["part"] == 1
+    assert [x for x in found if x["kind"] == "comm"]
+    assert next(x["state"] for x in found if x["kind"] == "state") == "dropped_part"
+    assert [x["idx"] for x in found if x.get("api") == "ncclAllReduce"] == list(range(20, 50))
+    assert bench.of_kind("coverage")[-1]["dropped"] >= before
+    assert [text for _, text in bench.messages if "somebody deleted it" in text]
+
+
+def test_deleted_while_the_disk_is_full(tmp_path: Path, disk: Disk) -> None:
+    bench = Bench(tmp_path)
+    bench.step(init(1), *_calls(bench, 20))
+    disk.room = 0
+    bench.step(*_calls(bench, 20, 20))
+    bench.files()[0].unlink()
+    bench.steps(2.5)
+    disk.room = 10**9
+    bench.steps(2.5)
+    bench.step(*_calls(bench, 5, 40))
+    bench.close()
+    (second,) = bench.files()
+    states = [x["state"] for x in read(second) if x["kind"] == "state"]
+    assert states[:3] == ["dropped_part", "disk_full", "disk_ok"]
+    assert [x["idx"] for x in read(second) if x.get("api") == "ncclAllReduce"][-5:] == [
+        *range(40, 45)
+    ]
 
 
 @pytest.mark.root
