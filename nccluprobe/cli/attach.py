@@ -143,9 +143,15 @@ class _Stop:
 
 
 def _say(message: str) -> None:
-    """One line on stderr; a closed stderr never ends the tracing."""
+    """One line on stderr; a closed stderr never ends the tracing.
+
+    Names and paths of traced processes are in it: they may not move our cursor.
+    """
+    line = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message
+    )
     try:
-        sys.stderr.write(f"nccluprobe: {message}\n")
+        sys.stderr.write(f"nccluprobe: {line}\n")
         sys.stderr.flush()
     except OSError:
         pass

@@ -1,0 +1,28 @@
+"""What attach prints: names and paths of traced processes are a stranger's text."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nccluprobe.cli.attach import _say
+
+
+def test_escape_sequences_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    _say('library /tmp/\x1b[31m\nnccluprobe: forged \udcff \u202e "é".so')
+    said = capsys.readouterr().err
+    assert said == (
+        'nccluprobe: library /tmp/\\x1b[31m\\nnccluprobe: forged \\udcff \\u202e "é".so\n'
+    )
+
+
+def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    _say("anything")
