@@ -27,36 +27,41 @@ until_in() { for _ in $(seq 300); do grep -q "$1" "$2" 2> /dev/null && return; s
 
 echo "== 1. a hung job, nothing prepared"
 train hung --stall-rank 1 --stall-at 25 --hold 70 &
+job=$!
 until_in 'stalls before' "$work/hung.log"
 sleep 6
 echo "\$ nccluprobe inspect PIDS"
 # shellcheck disable=SC2046
 time $probe inspect $(ranks) || true
 mkdir -p "$work/t1/tracing/hung"
-echo "\$ nccluprobe attach --pid-glob python --duration 8; nccluprobe analyze"
+echo "\$ nccluprobe inspect --json PIDS; nccluprobe attach --pid-glob python --duration 8;"
+echo "  nccluprobe inspect --json PIDS; nccluprobe analyze --missing-after 3 --error-after 5"
+# shellcheck disable=SC2046
+$probe inspect --json $(ranks) > "$work/t1/tracing/hung/inspect1.jsonl" || true
 $probe attach --pid-glob python --run-id hung --out "$work/t1" --duration 8
 # shellcheck disable=SC2046
-$probe inspect --json $(ranks) > "$work/t1/tracing/hung/inspect.jsonl" || true
+$probe inspect --json $(ranks) > "$work/t1/tracing/hung/inspect2.jsonl" || true
 $probe analyze "$work/t1" --missing-after 3 --error-after 5 || echo "exit code $?"
-pkill -f ddp_stall.py || true
-wait || true
+pkill -KILL -f ddp_stall.py || true
+wait $job || true
 echo "NCCL's own log:"
 grep -ho 'commId 0x[0-9a-f]*' "$work"/hung.nccl.*.log | sort | uniq -c
 
 echo "== 2. attached in mid-training, each rank at another moment"
-train mid --steps 100000 --pause 0.05 --stall-rank 1 --stall-after 32 --hold 80 &
+train mid --steps 100000 --pause 0.05 --stall-rank 1 --stall-after 25 --hold 70 &
+job=$!
 until_in 'first step' "$work/mid.log"
 mapfile -t pids < <(ranks)
 sleep 2
-$probe attach --pid "${pids[0]}" --out "$work/t2a" --duration 38 2> "$work/a.log" &
+$probe attach --pid "${pids[0]}" --out "$work/t2a" --duration 31 2> "$work/a.log" &
 sleep 5
-$probe attach --pid "${pids[1]}" --out "$work/t2b" --duration 33 2> "$work/b.log" &
+$probe attach --pid "${pids[1]}" --out "$work/t2b" --duration 26 2> "$work/b.log" &
 until_in 'stalls before' "$work/mid.log"
 sleep 9
 $probe analyze "$work/t2a" "$work/t2b" --missing-after 3 --error-after 5 || echo "exit code $?"
 grep -h '"kind":"comm"' "$work"/t2?/tracing/*/*.jsonl || true
-pkill -f ddp_stall.py || true
-wait || true
+pkill -KILL -f ddp_stall.py || true
+wait $job || true
 
 echo "== 3. step time without and with probes, alternating"
 for round in 1 2 3; do
@@ -70,4 +75,4 @@ for round in 1 2 3; do
   kill -INT $attach
   wait $attach || true
 done
-cp "$work"/t1/tracing/hung/inspect.jsonl "$out/" 2> /dev/null || true
+cp "$work"/t1/tracing/hung/inspect2.jsonl "$out/inspect.jsonl" 2> /dev/null || true
