@@ -67,7 +67,7 @@ def attach(
         str, typer.Option("--link", help="Kind of kernel link: auto, multi or perf.")
     ] = "auto",
     ring_mb: Annotated[
-        int, typer.Option("--ring-mb", min=1, max=2048, help="Size of the event ring in MiB.")
+        int, typer.Option("--ring-mb", min=1, max=1024, help="Size of the event ring in MiB.")
     ] = 32,
     max_bytes: Annotated[
         int,
@@ -80,6 +80,10 @@ def attach(
         raise NccluprobeError(
             "nothing to attach to: give --pid-glob PATTERN, --pid PID or --lib FILE",
             ExitCode.USAGE,
+        )
+    if pid_glob and not all(pid_glob):
+        raise NccluprobeError(
+            "--pid-glob is empty, so no process would ever match; give a name", ExitCode.USAGE
         )
     if link not in ("auto", "multi", "perf"):
         raise NccluprobeError(f"--link is auto, multi or perf, not {link!r}", ExitCode.USAGE)

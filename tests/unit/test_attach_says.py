@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from nccluprobe.cli.attach import _say
+from nccluprobe.cli.main import build
+from nccluprobe.errors import ExitCode
 
 
 def test_escape_sequences_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +29,16 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", Closed())
     _say("anything")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--pid-glob", ""],  # an unset variable of a script
+        ["--pid-glob", "python", "--pid-glob", ""],
+        ["--pid-glob", "python", "--ring-mb", "2048"],  # BCC cannot make it
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: list[str]) -> None:
+    command = ["attach", *options]
+    assert CliRunner().invoke(build(command), command).exit_code == ExitCode.USAGE
