@@ -14,6 +14,7 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
+from nccluprobe.match.process import Who
 from nccluprobe.match.status import is_silent
 from nccluprobe.report.text import Summary, report
 from nccluprobe.report.writer import FindingWriter, finding_line
@@ -22,6 +23,15 @@ from nccluprobe.trace.reader import TraceReader
 SCAN_S = 1.0
 _STEP_S = 0.25
 _PASSES = 4
+_LONGEST_S = 100_000_000  # three years
+
+
+def _ns(option: str, seconds: float) -> int:
+    if not seconds < _LONGEST_S:  # also for what is not a number
+        raise NccluprobeError(
+            f"{option} {seconds}: give seconds, at most {_LONGEST_S}", ExitCode.USAGE
+        )
+    return round(seconds * SECOND)
 
 
 def analyze(
@@ -60,9 +70,9 @@ def analyze(
 ) -> int:
     """Read traces and name the rank that broke a collective."""
     options = Options(
-        missing_after=round(missing_after * SECOND),
-        late_after=round(late_after * SECOND),
-        error_after=round(error_after * SECOND),
+        missing_after=_ns("--missing-after", missing_after),
+        late_after=_ns("--late-after", late_after),
+        error_after=_ns("--error-after", error_after),
         idle_ok=tuple(idle_ok or ()),
     )
     for folder in folders:
@@ -192,13 +202,21 @@ class _Session:
             notes.append(f"{matcher.orphans} calls on communicators without a line")
         if counts.blind_calls:
             notes.append(f"{counts.blind_calls} calls without identity")
+        now_silent: dict[Who, str] = {}
+        for p in processes:
+            if is_silent(p, matcher.now_of(p.source), limit):
+                now_silent[p.who] = p.label()
+        # Several tracers may have seen one process: it is observed while one of them goes on.
+        for p in processes:
+            if not is_silent(p, matcher.now_of(p.source), limit):
+                now_silent.pop(p.who, None)
         return Summary(
             jobs=len(matcher.jobs.labels()),
-            processes=len(processes),
+            processes=len({p.who for p in processes}),
             calls=counts.calls,
             communicators=matcher.comms_seen,
             lost=sum(p.lost for p in processes),
-            silent=[p.label() for p in processes if is_silent(p, matcher.now_of(p.source), limit)],
+            silent=list(now_silent.values()),
             notes=notes,
         )
 

@@ -153,6 +153,21 @@ class Communicator:
         if e.info.from_start and not self.begun and self.counters is None:
             self.counters = [0] * len(SEQ_NAMES)
 
+    def replaced(self, rank: int, e: Endpoint) -> None:
+        """Another tracer speaks for a member from now on."""
+        self.endpoints[rank] = e
+        self.unwatched.discard(rank)
+        self.has_late = self.has_late or e.late
+        if self.reference not in self.endpoints.values():
+            self.reference = None
+        if not any(x.slotted for x in self.endpoints.values()):
+            # Nobody is left by whose numbers the slots were counted.
+            self.relative = False
+            self.counters = None
+            self.disagreement = None
+            self.zeros = 0
+            self.in_time = -1
+
     def settle(self, table: SignatureTable, options: Options, safe_time: int) -> None:
         """Close every slot that all observed members have entered and agree on."""
         if self.ambiguous or self.disagreement is not None:

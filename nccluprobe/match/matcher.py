@@ -183,8 +183,10 @@ class Matcher(State):
             comm = self.comm_of(at)
             if e.info.hash is None:
                 why = "its hash is not known"
+            elif comm is None and self.tracers.spoken_for(e):
+                continue  # another tracer of the same process tells more
             elif comm is None:
-                why = "its rank in it is not known, or another tracer speaks for it"
+                why = "its rank in it is not known"
             elif comm.ambiguous:
                 why = "two processes have the same rank in it"
             elif not e.slotted:

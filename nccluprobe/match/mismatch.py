@@ -188,7 +188,8 @@ def _finding(
         coverage=coverage_of(comm, ctx.now, limit),
         since=min(entries),
         culprits=blamed,
-        waiters=tuple(_processes(comm.members())),
+        # Who has not come to it is not kept by it.
+        waiters=tuple(_processes([e for e in comm.members() if e.entered > d.slot])),
     )
 
 

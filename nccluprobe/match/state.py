@@ -17,6 +17,7 @@ from nccluprobe.match.options import Options
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.standing import Standing
+from nccluprobe.match.tracers import Tracers
 
 
 class State:
@@ -33,6 +34,7 @@ class State:
         self.errors = Errors()
         self.children = Children()
         self.standing = Standing()
+        self.tracers = Tracers()
         self.calls = 0
         self.comms_seen = 0
         #: Calls whose communicator has no line.
@@ -132,7 +134,7 @@ class State:
         if other is not None and other is not e:
             same = other.process.info and e.process.info
             if same and other.process.info.key == e.process.info.key:  # type: ignore[union-attr]
-                # A second tracer of the same process: it came later and knows less.
+                self.tracers.wait(key, info.comm_rank, e)
                 return
             comm.ambiguous = True
         comm.joined(info.comm_rank, e)
@@ -244,6 +246,10 @@ class State:
     def settle(self) -> None:
         """Close what can be closed; cheap, to be called after every round of reading."""
         self.children.resolve(self._home.get, self._join)
+        for key in self.tracers.take_over(
+            self.comms, self._home, lambda s: s not in self._unread, self.options.silent_after
+        ):
+            self._touched[key] = None
         safe = self.safe_time()
         touched, self._touched = self._touched, {}
         for key in touched:

@@ -173,7 +173,9 @@ def _alignment(f: Finding) -> Iterable[str]:
 def _next_step(f: Finding) -> str | None:
     reason = f.details.get("reason")
     statuses = f.details.get("missing_rank_status") or []
-    where = next((s for s in statuses if s.get("pid") is not None), None)
+    known = [s for s in statuses if s.get("pid") is not None]
+    # Of several ranks the one that the finding is about, not one that waits itself.
+    where = next((s for s in known if s.get("reason") == reason), None) or next(iter(known), None)
     if where is None:
         return None
     pid, host = where["pid"], escape(where.get("host"))

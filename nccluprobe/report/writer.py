@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +31,7 @@ class FindingWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._failed = False
         #: What the file says of each finding: an earlier analysis may have written it.
         self._last: dict[str, tuple[object, ...]] = _read_last(folder / FINDINGS)
         try:
@@ -51,14 +55,25 @@ class FindingWriter:
         findings = new
         if not findings:
             return
-        os.write(self._findings, b"".join(finding_line(f) for f in findings))
+        self._put(self._findings, b"".join(finding_line(f) for f in findings))
         for f in findings:
             self.log(f"{f.state} {f.severity} {f.hang_type} {f.id} {f.role}")
 
     def log(self, text: str) -> None:
         """Append a line to analyzer.log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        os.write(self._log, f"{stamp} {text}\n".encode("utf-8", "backslashreplace"))
+        self._put(self._log, f"{stamp} {text}\n".encode("utf-8", "backslashreplace"))
+
+    def _put(self, fd: int, data: bytes) -> None:
+        """A full disk must not keep the verdict from being shown."""
+        try:
+            os.write(fd, data)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                sys.stderr.write(
+                    f"nccluprobe: findings are not written to {self.folder}: {error.strerror}\n"
+                )
 
     def close(self) -> None:
         """Close both files."""
@@ -86,7 +101,8 @@ def _said(line: dict[str, Any]) -> tuple[object, ...]:
 def _read_last(path: Path) -> dict[str, tuple[object, ...]]:
     last: dict[str, tuple[object, ...]] = {}
     try:
-        if path.is_symlink() or path.stat().st_size > _LARGEST:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             return last
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -102,5 +118,10 @@ def _read_last(path: Path) -> dict[str, tuple[object, ...]]:
 
 
 def _append(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(path, flags, 0o640)
+    # Not blocking: a FIFO of that name would hold us for ever.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o640)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return fd

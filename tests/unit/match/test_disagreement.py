@@ -288,3 +288,17 @@ def test_random_wrong_counts_name_exactly_the_minority(
     (f,) = run_programs([bad if r == culprit else good for r in range(n)])
     assert f.comm_seq == at
     assert f.details["minority_comm_ranks"] == [culprit]
+
+
+def test_a_rank_that_did_not_come_is_no_consequence_of_a_mismatch_in_the_same_slot() -> None:
+    """It had done all before: what the others disagree on cannot have stopped it."""
+    job = Job()
+    comms = job.world(4)
+    end = steps(comms, 20)
+    for c in comms[:3]:
+        c.proc.call(c, "ncclAllReduce", end, count=2048 if c.proc.rank == 1 else 1024)
+    cover(job.procs, end + 400)
+    found = {f.hang_type: f for f in analyze_job(job)}
+    assert set(found) == {"collective_mismatch", "collective_missing_enter"}
+    assert {f.role for f in found.values()} == {"root_cause"}
+    assert found["collective_missing_enter"].details["missing_comm_ranks"] == [3]
