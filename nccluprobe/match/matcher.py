@@ -46,6 +46,7 @@ class Matcher(State):
         """
         self._now = now
         self._set_clocks(now)
+        self.change_speakers()
         self._press(now)
         self.settle()
         current = self._disagreements(final=now is None)

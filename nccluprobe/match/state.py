@@ -243,13 +243,17 @@ class State:
         for comm in look.comms:
             self.jobs.look(look.key, comm.hash, look.t)
 
-    def settle(self) -> None:
-        """Close what can be closed; cheap, to be called after every round of reading."""
-        self.children.resolve(self._home.get, self._join)
+    def change_speakers(self) -> None:
+        """Where several tracers saw one process, hear the one that knows."""
         for key in self.tracers.take_over(
             self.comms, self._home, lambda s: s not in self._unread, self.options.silent_after
         ):
             self._touched[key] = None
+
+    def settle(self) -> None:
+        """Close what can be closed; cheap, to be called after every round of reading."""
+        self.children.resolve(self._home.get, self._join)
+        self.change_speakers()
         safe = self.safe_time()
         touched, self._touched = self._touched, {}
         for key in touched:

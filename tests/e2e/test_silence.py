@@ -201,7 +201,10 @@ def test_daemon_killed_job_goes_on(stage: Stage) -> None:
 
 
 def test_daemon_restarted_into_the_same_folder(stage: Stage, analyze: Analyze) -> None:
-    """The second one writes files of its own; nobody is accused for the gap between them."""
+    """The second one writes files of its own; nobody is accused for the gap between them.
+
+    What happens after it is found in its traces.
+    """
     first = stage.attach_glob("--run-id", "same")
     ranks = stage.ranks(3).init()
     ranks.collective(n=10)
@@ -226,8 +229,15 @@ def test_daemon_restarted_into_the_same_folder(stage: Stage, analyze: Analyze) -
     wait_for(
         lambda: all(t.coverage["through"] > now + 3.5e9 for t in fresh()), "time without calls"
     )
+    no_rank_is_blamed(analyze(second.out))
+    for n in (0, 1):
+        assert ranks[n].call("ncclAllReduce") == 0
+    then = time.monotonic_ns()
+    # Longer than a collector may be silent: then the second one speaks for its ranks.
+    wait_for(lambda: all(t.coverage["through"] > then + 6e9 for t in fresh()), "a hang")
     report = analyze(second.out)
-    no_rank_is_blamed(report)
+    assert [f["details"]["missing_comm_ranks"] for f in report.errors] == [[2]], report.text
+    assert report.errors[0]["comm_seq"] == 30
     second.stop()
     assert {p: p.read_bytes() for p in before} == before
     validate(fresh())
