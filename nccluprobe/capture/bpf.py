@@ -85,7 +85,7 @@ def _import_bcc() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import bcc
-    except ImportError as e:
+    except (ImportError, OSError) as e:  # OSError: one of its libraries cannot be loaded
         raise NccluprobeError(
             "BCC's Python module cannot be imported"
             f" ({e}): install your distribution's python3-bpfcc",

@@ -9,6 +9,7 @@ read only for processes that match, and only when something about them changed.
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -342,11 +343,15 @@ class Discovery:
                 ExitCode.NOT_NCCL,
             ) from err
         reason = "it does not define NCCL's functions"
-        image = None
+        here = platform.machine()
+        image: NcclImage | None = None
         try:
             image = scan(file.fd)
         except ElfError as err:
             reason = str(err)
+        if image is not None and image.machine != here:
+            reason = f"it is for {image.machine}, this machine is {here}"
+            image = None
         if image is None:
             os.close(file.fd)
             raise NccluprobeError(

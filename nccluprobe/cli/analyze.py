@@ -88,7 +88,8 @@ def analyze(
     if not matcher.standing.looks and not any(p.info for p in matcher.processes.values()):
         raise NccluprobeError(
             f"no readable trace in {', '.join(map(str, folders))}; "
-            "give the folder that attach wrote to (--out)",
+            "give the folder that attach wrote to (--out). A job that hung before attach came "
+            "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
             ExitCode.NO_TRACE,
         )
     session.finish()

@@ -108,7 +108,7 @@ def attach(
         say=_say,
     )
     if dry_run:
-        session.dry_run()
+        session.dry_run(exit_if_none)
         return
     stop = _Stop()
     session.start(exit_if_none=exit_if_none)

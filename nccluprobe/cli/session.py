@@ -17,7 +17,7 @@ from nccluprobe.capture.preload_marks import Notes, traced_by_preload
 from nccluprobe.capture.processes import ProcessMatcher, exec_pages, glance, is_running
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
-from nccluprobe.collect.safedir import parse_owner
+from nccluprobe.collect.safedir import open_out, parse_owner
 from nccluprobe.collect.writer import Limits
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -49,7 +49,7 @@ class Session:
         self._config = config
         self._say = say
         _check_privileges()
-        self._owner = parse_owner(config.owner) if config.owner else None
+        self._owner = None if config.owner is None else parse_owner(config.owner)
         globs = list(config.pid_globs)
         if not globs and not config.pids:
             globs = ["*"]  # --lib alone: whoever uses that copy
@@ -91,9 +91,11 @@ class Session:
         if not self._discovery.processes:
             self._say("no process matches yet: waiting")
 
-    def dry_run(self) -> None:
+    def dry_run(self, exit_if_none: bool = False) -> None:
         """Do all but attach: compile, load, resolve; print what would be probed."""
-        first = self._first_look(exit_if_none=False)
+        if self._config.out.exists():
+            os.close(open_out(self._config.out, for_writing=True))  # says so when it cannot be used
+        first = self._first_look(exit_if_none)
         source = self._load()
         print(f"BPF program: compiled and loaded; links: {source.link_kind}")
         print(f"processes that match: {len(self._discovery.processes)}")
@@ -157,6 +159,11 @@ class Session:
             self._say(
                 f"{undecided} records are in no file: their processes ended before it could be "
                 "seen whether they match"
+            )
+        if self._collector.stats.skipped:
+            self._say(
+                f"{self._collector.stats.skipped} lines were not written: no room, or no way to "
+                "the files; the traces say of which processes"
             )
         self._say(
             f"done: probes removed in {seconds:.1f} s; records lost: {lost}, "

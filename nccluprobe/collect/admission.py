@@ -42,6 +42,7 @@ class Stats:
     late: int = 0  # of processes that had ended and were closed
     undecided: int = 0  # of processes that were gone before anyone could look
     before: int = 0  # before a process's first NCCL init or data call
+    skipped: int = 0  # lines, not records: of closed files, not written for want of room
 
 
 class Verdict(Enum):

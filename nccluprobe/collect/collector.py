@@ -372,6 +372,7 @@ class Collector:
         process.coverage(now, value, cycle, self.source.losses(), state)
         process.end(ending, len(inside))
         process.flush(now)
+        self.stats.skipped += process.file.skipped
         process.forget()
         del self._open[key]
         self._inflight.forget(*key)
