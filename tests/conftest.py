@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -35,6 +36,11 @@ FORCE_HINT = f"run `sudo ./tools/test`; {REQUIRE}=1 makes this skip a failure"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     p for p in (str(REPO), os.environ.get("PYTHONPATH", "")) if p
 )
+
+
+# A shell that starts the tests in the background has SIGINT ignored, and programs
+# started from here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- what this machine can do -------------------------------------------------

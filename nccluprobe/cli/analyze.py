@@ -146,7 +146,9 @@ class _Session:
         """Read and judge until told to stop."""
         began = heard = time.monotonic()
         next_scan = began
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Also where a shell started it in the background, with SIGINT ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         try:
             while True:
                 now = time.monotonic()
