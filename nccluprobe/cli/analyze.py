@@ -16,7 +16,7 @@ from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Who
 from nccluprobe.match.status import is_silent
-from nccluprobe.report.text import Summary, report
+from nccluprobe.report.text import Summary, report, single
 from nccluprobe.report.writer import FindingWriter, finding_line
 from nccluprobe.trace.reader import TraceReader
 
@@ -115,7 +115,7 @@ class _Session:
         self.reader = TraceReader(folders, run_id)
         self.analysis = Analysis(options)
         self.as_json = as_json
-        self._stop = False
+        self._live = False
 
     def read(self) -> bool:
         """Everything there is to read now; whether there was anything."""
@@ -144,6 +144,7 @@ class _Session:
         self, writer: FindingWriter, duration: float | None, until_quiet: float | None
     ) -> None:
         """Read and judge until told to stop."""
+        self._live = True
         began = heard = time.monotonic()
         next_scan = began
         # Also where a shell started it in the background, with SIGINT ignored.
@@ -168,6 +169,10 @@ class _Session:
 
     def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
         writer.write(findings)
+        if self._live and not self.as_json:
+            for f in findings:
+                sys.stdout.write(time.strftime("%H:%M:%S  ") + single(f, sys.stdout.isatty()))
+            sys.stdout.flush()
         if self.as_json and findings:
             sys.stdout.write(b"".join(finding_line(f) for f in findings).decode())
             sys.stdout.flush()

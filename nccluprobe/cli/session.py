@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 
 #: Matching processes that ended lately: their last records are still wanted.
 _REMEMBERED = 4096
+#: After so long without a call the user is told what else there is.
+_QUIET_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Session:
         self._collector: Collector | None = None
         self._gone: OrderedDict[int, None] = OrderedDict()
         self._warned: set[int] = set()
+        self._traced = False  # whether any process has a trace
+        self._quiet_since: float | None = None  # NCCL is mapped, and nobody calls it
         self._notes = Notes()
 
     # -- starting
@@ -78,7 +83,7 @@ class Session:
             run_id=config.run_id,
             owner=self._owner,
             limits=Limits(max_bytes=config.max_bytes),
-            notify=lambda kind, text: self._say(f"{kind} {text}"),
+            notify=self._notify,
         )
         if self._discovery.fallback:
             self._say(
@@ -138,6 +143,18 @@ class Session:
     def discover(self) -> None:
         """Look for new processes and new copies of NCCL."""
         self._handle(self._discovery.poll())
+        if self._quiet_since is not None and time.monotonic() - self._quiet_since > _QUIET_S:
+            self._quiet_since = None
+            self._say(
+                "processes that match map NCCL, but none has called it yet; if their job hangs "
+                "already, `nccluprobe inspect` reads from memory where each rank stands"
+            )
+
+    def _notify(self, kind: str, text: str) -> None:
+        if kind == "process":
+            self._traced = True
+            self._quiet_since = None
+        self._say(f"{kind} {text}")
 
     def drain(self) -> None:
         """Bring what was captured into the files."""
@@ -151,7 +168,10 @@ class Session:
         self._discovery.close()
         self._notes.clear()
         stats = self._source.stats()
-        self._say(f"traces are in {self._config.out}; removing the probes")
+        where = (
+            f"traces are in {self._config.out}" if self._traced else "no call was seen: no trace"
+        )
+        self._say(f"{where}; removing the probes")
         seconds = self._source.close()
         lost = stats["lost"] + stats["thread_full"] + stats["proc_full"]
         undecided = self._collector.stats.undecided
@@ -182,6 +202,8 @@ class Session:
             self._attacher.remove(file)
         for found in events.new_files:
             self._attacher.add(found)
+        if events.uses and not self._traced and self._quiet_since is None:
+            self._quiet_since = time.monotonic()
         if self._config.exits:
             self._warn_of_seccomp([key.pid for key, _ in events.uses])
         for key in events.unreadable:
@@ -222,8 +244,8 @@ def _check_privileges() -> None:
     caps = hazards.capabilities()
     for lack in caps.lacks:
         if lack.purpose == hazards.LOADING:
-            missing = ", ".join(f"CAP_{name.upper()}" for name in lack.missing)
             raise NccluprobeError(
-                f"attach needs privileges for {lack.purpose}: missing {missing}; run it with sudo",
+                f"attach needs privileges for {lack.purpose}: CAP_BPF and CAP_PERFMON, or "
+                "CAP_SYS_ADMIN, are missing; run it with sudo",
                 ExitCode.NOT_PERMITTED,
             )

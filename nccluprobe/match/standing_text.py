@@ -16,6 +16,11 @@ _ONE_LOOK = (
     "look again after a while (--missing-after)"
 )
 
+_TOO_SOON = (
+    "the looks are too near to each other to name a cause: look again after a while "
+    "(--missing-after)"
+)
+
 
 def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Finding:
     """A finding for ranks that stand behind others."""
@@ -53,7 +58,7 @@ def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Fin
         "summary": _summary(group, front, behind, lags, waited),
     }
     if not settled:
-        details["note"] = _ONE_LOOK
+        details["note"] = _TOO_SOON if waited else _ONE_LOOK
     alone = bool(ahead) and reason not in ("rank_inside_other_call", "rank_waiting_elsewhere")
     return Finding(
         key=("standing", group.hash, group.nranks, tuple(missing)),

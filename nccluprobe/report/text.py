@@ -140,14 +140,15 @@ def _details(f: Finding) -> Iterable[str]:
     if d.get("signature"):
         yield f"call: {d['signature']}"
     if d.get("queued_behind"):
-        yield f"{d['queued_behind']} later calls are queued behind it"
+        n = d["queued_behind"]
+        yield f"{n} later call{' is' if n == 1 else 's are'} queued behind it"
     for key in ("note", "explanation"):
         if d.get(key):
             yield str(d[key])
     if d.get("several_shifts_fit"):
         yield "the calls repeat, so other shifts fit as well"
     if d.get("repeated"):
-        yield f"the same again in {d['repeated']} later calls"
+        yield f"the same again in {d['repeated']} later call{'s' * (d['repeated'] != 1)}"
     yield from _alignment(f)
     if f.coverage.get("collector_silent_comm_ranks"):
         silent = ranks_text(f.coverage["collector_silent_comm_ranks"])
@@ -260,6 +261,11 @@ def _cause_of(f: Finding, folded: list[Finding]) -> str | None:
             break
         cause = by_id[cause].downstream_of
     return cause
+
+
+def single(f: Finding, colour: bool = False) -> str:
+    """One finding by itself, as it comes."""
+    return "\n".join(_one(f, _Paint(colour))) + "\n"
 
 
 def _one(f: Finding, paint: _Paint) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 
 _SUFFIX = ".jsonl"
-_NOT_TRACES = frozenset({"findings.jsonl"})
+#: What analyze writes itself.
+_NOT_TRACES = frozenset({"findings.jsonl", "analyzer.log"})
 _NOT_FOLDERS = frozenset({"heartbeat", "evidence"})
 #: Begins what ``inspect --json`` writes: of no run.
 _INSPECT = b'{"kind":"inspect"'
@@ -118,7 +119,8 @@ class TraceReader:
         self._next_rescan = now + _RESCAN_S
         for path in self._paths:
             if Path(path).is_file():
-                self._add(path)
+                if Path(path).name not in _NOT_TRACES:
+                    self._add(path)
             else:
                 self._walk(path)
         for path in list(self._headless):

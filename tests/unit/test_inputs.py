@@ -80,3 +80,20 @@ def test_bcc_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NccluprobeError, match="libLLVM") as caught:
         bpf._import_bcc()
     assert caught.value.code == ExitCode.NO_BCC
+
+
+def test_what_analyze_wrote_is_no_trace(tmp_path: Path) -> None:
+    folder = traces(tmp_path)
+    assert analyze(folder) == ExitCode.FINDINGS
+    written = [p for p in folder.rglob("*") if p.name in ("findings.jsonl", "analyzer.log")]
+    assert len(written) == 2
+    assert analyze(*written, "--out", tmp_path / "out") == ExitCode.NO_TRACE
+
+
+def test_follow_prints_findings_as_they_come(tmp_path: Path) -> None:
+    command = ["analyze", str(traces(tmp_path)), "--follow", "--duration", "1"]
+    done = CliRunner().invoke(build(command), command)
+    head, _, rest = done.stdout.partition("\n")
+    # The traces are old, so their collectors are silent by now: nobody is blamed.
+    assert head[8:].startswith("  FINDING  collective_missing_enter"), done.stdout
+    assert "collective_missing_enter" in rest  # and the report at the end
