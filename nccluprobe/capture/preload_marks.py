@@ -43,6 +43,10 @@ class Notes:
         self._tail = f" {os.getpid()} {procinfo.read_state(os.getpid()).start_ticks}\n"
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
+            # What killed tracers left about processes that are gone.
+            for path in folder.iterdir():
+                if path.name.isdecimal() and not Path("/proc", path.name).exists():
+                    path.unlink()
 
     def add(self, pid: int) -> None:
         """The process is traced from now on.  A folder that is not ours is no failure."""
@@ -56,9 +60,14 @@ class Notes:
                 file.write(f"{ticks}{self._tail}")
             self._written.add(pid)
 
-    def clear(self) -> None:
-        """Nothing is traced any more."""
-        for pid in self._written:
+    def remove(self, pid: int) -> None:
+        """The process is gone."""
+        if pid in self._written:
+            self._written.discard(pid)
             with contextlib.suppress(OSError):
                 (self._folder / str(pid)).unlink()
-        self._written.clear()
+
+    def clear(self) -> None:
+        """Nothing is traced any more."""
+        for pid in list(self._written):
+            self.remove(pid)

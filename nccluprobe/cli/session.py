@@ -210,6 +210,7 @@ class Session:
             self._say(f"process {key.pid} matches, but its maps may not be read: it is not traced")
         for key in events.gone:
             self._warned.discard(key.pid)
+            self._notes.remove(key.pid)
             self._remember(key.pid)
 
     def _remember(self, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.e2e import Stage, clean_env, read_traces, wait_for
 
-from nccluprobe.capture.preload_marks import NOTES
+from nccluprobe.capture.preload_marks import NOTES, Notes
 from preload.conftest import Compile, Rings
 
 pytestmark = pytest.mark.root
@@ -120,3 +121,15 @@ def test_a_note_of_a_dead_tracer_counts_for_nothing(
         assert len(rings.records()) == 5
     finally:
         note.unlink()
+
+
+def test_notes_of_processes_that_are_gone_are_swept(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / str(gone.pid)).write_text("1 2 3\n")
+    (tmp_path / str(os.getpid())).write_text("1 2 3\n")
+    notes = Notes(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [str(os.getpid())]
+    notes.add(os.getpid())
+    notes.remove(os.getpid())
+    assert list(tmp_path.iterdir()) == []
