@@ -87,14 +87,17 @@ class PreloadSource:
     def _open(self, name: str, now: int) -> None:
         path = f"{self._folder}/{name}"
         self._skipped[name] = now + 1_000_000_000
+        # Asked before the file is read: its magic is written last, so one that has it
+        # now is whole, and one that gets it while we read is not taken for damaged.
+        begun = _begun(path)
         try:
             file = RingFile(path, self._next_epoch)
         except Busy:
             return
         except LayoutError as error:
-            if not _begun(path):
+            if not begun:
                 self._skipped[name] = now + _LOOK_NS
-            elif now - self._skipped.get(name, 0) < 0:
+            else:
                 self._skipped[name] = now + 3_600_000_000_000
                 self._say(f"{path}: {error}: left alone")
             return
