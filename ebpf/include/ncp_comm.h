@@ -7,9 +7,6 @@
 #define NCP_READ_FAULT 1 /* a page was not there: user space tries again */
 #define NCP_READ_OTHER 2 /* no communicator, by its magics or its rank */
 
-#define NCP_SEQ_EACH 4096 /* calls on a late communicator with their counter */
-#define NCP_SEQ_EVERY 64  /* and of all further ones, each so manieth */
-
 static __always_inline u32 ncp_new_gen(struct ncp_globals *g, u64 n) {
   return (u32)__sync_fetch_and_add(&g->next_gen, n) + 1;
 }
@@ -169,10 +166,6 @@ static __always_inline void ncp_live(struct ncp_thread *th, struct ncp_comm *c, 
   if (c->flags & NCP_COMM_UNREAD) ncp_identify(th, c, lib);
   if (class != NCP_CLASS_COLLECTIVE || r->group_id || !lib->seq) return;
   if (!(c->flags & NCP_COMM_SOUND)) return;
-  /* A communicator seen from its making has exact numbers, and so has one that
-   * came late after a while: then the counter is compared now and then only. */
-  u64 each = c->flags & NCP_FLAG_COMM_LATE ? NCP_SEQ_EACH : 0;
-  if (r->call_idx >= each && r->call_idx % NCP_SEQ_EVERY) return;
   s32 slot = ncp_api_seq_slot(api);
   if (slot < 0) return;
   u64 seq;

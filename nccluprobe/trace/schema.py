@@ -76,8 +76,7 @@ _CALL_COMMON: tuple[Field, ...] = (
         "seq",
         NAT,
         "nccl_seq: the library's own counter of this function at entry, where it is known and no "
-        "group is open: at the first 4096 calls on a communicator that was first seen in mid-life, "
-        "and at every 64th of all others",
+        "group is open",
     ),
     opt("site", HASH, "callsite_id"),
     opt("capture", enum("yes", "no", "unknown"), "captured into a CUDA graph (absent: unknown)"),

@@ -43,15 +43,11 @@ def by_thread(trace: Trace) -> dict[str, list[Line]]:
                 plain["group"] = groups.setdefault(plain["group"], len(groups))
         if isinstance(where, int):
             threads.append(plains)
-    threads.sort(key=lambda plains: (-len(plains), json.dumps(_unread(plains), sort_keys=True)))
+    threads.sort(key=lambda plains: (-len(plains), json.dumps(plains, sort_keys=True)))
     kinds = {where: plains for where, plains in found.items() if isinstance(where, str)}
     for plains in kinds.values():
         plains.sort(key=lambda plain: json.dumps(plain, sort_keys=True))
     return {**kinds, **{f"thread {i}": plains for i, plains in enumerate(threads)}}
-
-
-def _unread(plains: list[Line]) -> list[Line]:
-    return [{k: v for k, v in plain.items() if k != "seq"} for plain in plains]
 
 
 def differences(ebpf: Trace, preload: Trace) -> list[str]:
@@ -63,9 +59,6 @@ def differences(ebpf: Trace, preload: Trace) -> list[str]:
         if len(left) != len(right):
             found.append(f"{where}: {len(left)} and {len(right)} lines")
         for i, (x, y) in enumerate(zip(left, right, strict=False)):
-            if "seq" in y and "seq" not in x:
-                # The kernel cannot read a page that is not present; the process can.
-                y = {k: v for k, v in y.items() if k != "seq"}
             if x != y:
                 keys = sorted(k for k in x.keys() | y.keys() if x.get(k) != y.get(k))
                 found.append(f"{where} line {i}: {keys}: {x} / {y}")
