@@ -42,8 +42,9 @@ from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.ebpf_source import EbpfSource
 from nccluprobe.capture.preload_source import PreloadSource
 from nccluprobe.capture.source import Library
+from nccluprobe.nccl import layout as layouts
 from nccluprobe.nccl.api import BY_NAME
-from nccluprobe.record import SIZE
+from nccluprobe.record import KIND_CALL, OFFSETS, SIZE
 
 HERE = Path(__file__).resolve().parent
 API = "ncclAllReduce"
@@ -137,7 +138,8 @@ class Drain(threading.Thread):
 
     def _once(self) -> None:
         for chunk in self._source.drain():
-            self.records += len(chunk) // SIZE
+            # Calls only: a communicator's identity comes as a record of its own.
+            self.records += bytes(chunk)[OFFSETS["kind"] :: SIZE].count(KIND_CALL)
 
     def finish(self) -> int:
         self._stop_asked.set()
@@ -152,12 +154,18 @@ class Ours:
     def __init__(self, target: Target, link: str, exits: bool, ring: int) -> None:
         with target.path.open("rb") as file:
             image = elf.scan(file.fileno())
-        if image is None:
-            raise SystemExit(f"capture: {target.path} is no copy of NCCL")
+            if image is None:
+                raise SystemExit(f"capture: {target.path} is no copy of NCCL")
+            # As attach does: with the layout the program reads the live struct, too.
+            try:
+                layout = layouts.find(file.fileno(), image)
+            except layouts.LayoutError:
+                layout = None  # the stub has no struct
         self._path = str(target.path)
         self._offset = image.functions[API].offset
         self._source = EbpfSource(Sizes(ring_bytes=ring), exits=exits, link=link)
-        self._lib = Library(self._source.new_lib_id(), self._path, image.version, image.build_id)
+        lib = self._source.new_lib_id()
+        self._lib = Library(lib, self._path, image.version, image.build_id, layout)
         self._source.add_library(self._lib)
 
     @contextlib.contextmanager
