@@ -300,7 +300,7 @@ class Decoder:
     ) -> None:
         t, t_exit, rc, group, _ = columns
         ends: list[int] = []
-        p2p: dict[int, dict[tuple[str, int], int]] = {}
+        p2p: dict[int, list[int]] = {}
         for i in at:
             r = rows[i]
             api = r["api"]
@@ -309,9 +309,7 @@ class Decoder:
                     ends.append(i)
             elif api in _P2P:
                 if r["comm"] is not None:
-                    key = (BY_NAME[api].direction or "", rare.integer(r["peer"]))
-                    counts = p2p.setdefault(rare.integer(r["comm"]), {})
-                    counts[key] = max(counts.get(key, 0), rare.integer(r["ord"]) + 1)
+                    p2p.setdefault(rare.integer(r["comm"]), []).append(i)
             elif api in _COLLECTIVES:
                 self.counts.blind_calls += 1
             elif api in _LIFECYCLE:
@@ -325,7 +323,7 @@ class Decoder:
                 if rows[i]["api"] == "ncclGroupSimulateEnd" and code[n] == 0:
                     code[n] = _SIMULATED
             made.append(m.GroupEnds(state.source, group[pick], t[pick], t_exit[pick], code))
-        made += [m.P2PBatch(state.source, comm, counts) for comm, counts in p2p.items()]
+        made += [self._p2p(state, comm, rows, mine, columns) for comm, mine in p2p.items()]
         bad = (rc != 0) & (rc != 7) & (rc != m.RC_NONE)
         if bad.any():
             made += [
@@ -333,6 +331,35 @@ class Decoder:
                 for i in np.flatnonzero(bad).tolist()
                 if rows[i]["api"] not in _LIFECYCLE
             ]
+
+    def _p2p(
+        self,
+        state: SourceState,
+        comm: int,
+        rows: list[Line],
+        at: list[int],
+        columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
+    ) -> m.P2PBatch:
+        t, t_exit, rc, group, threads = columns
+        mine = [rows[i] for i in at]
+        sigs = [
+            self.table.intern_call(r["api"], r["count"], r["datatype"], None, None) for r in mine
+        ]
+        select = np.array(at)
+        return m.P2PBatch(
+            source=state.source,
+            comm=comm,
+            send=np.array([BY_NAME[r["api"]].direction == "send" for r in mine], np.bool_),
+            peer=_column([r["peer"] for r in mine]).astype(np.int32),
+            ord=_column([r["ord"] for r in mine]),
+            idx=_column([r["idx"] for r in mine]),
+            sig=np.array(sigs, np.int32),
+            t_enter=t[select],
+            t_exit=t_exit[select],
+            rc=rc[select],
+            group=group[select],
+            thread=threads[select],
+        )
 
 
 def _sort_out(rows: list[Line], apis: list[Any]) -> tuple[dict[int, Sequence[int]], Sequence[int]]:

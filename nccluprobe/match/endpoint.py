@@ -60,7 +60,8 @@ class Endpoint:
         self.tried = 0  # how much there was to compare at the last try
         #: The library's counters before the first call held, while it has no place.
         self.before = info.seqs
-        self.p2p: dict[tuple[str, int], int] = {}
+        #: Collectives with an ``ord`` below this are known to be complete on its device.
+        self.completed = 0
         self._pending: dict[int, _Row] = {}
         self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
         #: group whose end is in flight -> ordinals of its calls in the queue

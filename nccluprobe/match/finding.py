@@ -83,6 +83,8 @@ class Finding:
     state: str = "open"
     job: str | None = None
     coverage: dict[str, Any] = field(default_factory=dict)
+    #: The processes it points at, for readers: host, pid and rank of each.
+    named: list[dict[str, Any]] = field(default_factory=list)
     #: For the wait-for rule and the report, not written.
     since: int = 0
     culprits: tuple[Hashable, ...] = ()  # processes it points at
@@ -112,6 +114,7 @@ class Finding:
             "severity": self.severity,
             "role": self.role,
             "downstream_of": self.downstream_of,
+            "culprits": self.named,
             "job": self.job,
             "coverage": self.coverage,
         }

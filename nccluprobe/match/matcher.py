@@ -16,6 +16,7 @@ from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
 from nccluprobe.match.options import Options
+from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.splits import judge_split
 from nccluprobe.match.state import State
@@ -72,6 +73,7 @@ class Matcher(State):
             current,
         )
         self._note_missed(waits)
+        self._name(current)
         newest = max(self._nows.values(), default=0) if now is None else now
         written = self.book.update(current, newest)
         self._clean_up(contexts)
@@ -161,6 +163,16 @@ class Matcher(State):
                 times = self._missed.setdefault(who, [])
                 times.append(w.finding.detected_at)
                 del times[:-16]
+
+    def _name(self, findings: list[Finding]) -> None:
+        """Say which processes each finding points at."""
+        known: dict[Hashable, Process] = {p.who: p for p in self.processes.values()}
+        for f in findings:
+            f.named = [
+                {"host": p.info.host, "pid": p.info.pid, "rank": p.rank}
+                for who in dict.fromkeys(f.culprits)
+                if (p := known.get(who)) is not None and p.info is not None
+            ]
 
     def _clean_up(self, contexts: dict[CommKey, Context]) -> None:
         """Forget communicators that have ended and about which nothing is open."""

@@ -162,6 +162,10 @@ class Batch:
     thread: Int64
     #: nccl_seq at entry; NO_SEQ: not known.  None: of no row.
     seq: Int64 | None = None
+    #: Small per-process ids of streams; None: of no row.
+    stream: Int64 | None = None
+    #: Ids of call sites; 0: not known.  None: of no row.
+    site: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.ord)
@@ -169,12 +173,43 @@ class Batch:
 
 @dataclass
 class P2PBatch:
-    """Sends and receives of one endpoint: the last ordinal per peer and direction."""
+    """Sends and receives of one endpoint, as columns of equal length.
+
+    ``send``: direction; ``peer``: rank in the communicator; ``ord``: ordinal
+    per direction and peer; ``sig``: id in the SignatureTable of (api, count,
+    datatype).  The rest is as in ``Batch``.
+    """
 
     source: int
     comm: int
-    #: (direction, peer) -> calls so far
-    counts: dict[tuple[str, int], int]
+    send: NDArray[np.bool_]
+    peer: Int32
+    ord: Int64
+    idx: Int64
+    sig: Int32
+    t_enter: Int64
+    t_exit: Int64
+    rc: Int32
+    group: Int64
+    thread: Int64
+
+    def __len__(self) -> int:
+        return len(self.ord)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Proof that calls of an endpoint have completed on its device.
+
+    ``calls``: its collectives with an ``ord`` below this are complete.
+    ``p2p``: (is a send, peer, ordinals below this are complete).  Sources that
+    see completion (flight recorder, Inspector) give it; uprobes do not.
+    """
+
+    source: int
+    comm: int
+    calls: int = 0
+    p2p: tuple[tuple[bool, int, int], ...] = ()
 
 
 @dataclass
@@ -231,6 +266,9 @@ class Enter:
     idx: int | None = None
     ord: int | None = None
     sig: int | None = None
+    #: Sends and receives: rank in the communicator, and the direction.
+    peer: int | None = None
+    send: bool | None = None
     seq: int = NO_SEQ
     group: int = 0
     uid_hash: str | None = None
@@ -324,6 +362,7 @@ Item = (
     | CommEnd
     | Batch
     | P2PBatch
+    | Completed
     | GroupEnds
     | Activity
     | Call

@@ -53,6 +53,7 @@ class State:
             m.CommEnd: self._comm_end,
             m.Batch: self._batch,
             m.P2PBatch: self._p2p,
+            m.Completed: self._completed,
             m.GroupEnds: self._group_ends,
             m.Activity: self._activity,
             m.Call: self._call,
@@ -161,9 +162,12 @@ class State:
             self._touched[comm.key] = None
 
     def _p2p(self, b: m.P2PBatch) -> None:
-        if (e := self.endpoints.get((b.source, b.comm))) is not None:
-            for key, n in b.counts.items():
-                e.p2p[key] = max(n, e.p2p.get(key, 0))
+        self.calls += len(b)
+
+    def _completed(self, c: m.Completed) -> None:
+        e = self.endpoints.get((c.source, c.comm))
+        if e is not None:
+            e.completed = max(e.completed, c.calls)
 
     def _group_ends(self, g: m.GroupEnds) -> None:
         closed = self._of(g.source).note_group_ends(g)

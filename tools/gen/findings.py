@@ -85,6 +85,7 @@ def schema() -> str:
             "severity",
             "role",
             "downstream_of",
+            "culprits",
             "job",
             "coverage",
         ],
@@ -100,6 +101,18 @@ def schema() -> str:
             "severity": _enum(f.SEVERITIES),
             "role": _enum(f.ROLES),
             "downstream_of": {"type": ["string", "null"]},
+            "culprits": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["host", "pid", "rank"],
+                    "properties": {
+                        "host": {"type": ["string", "null"]},
+                        "pid": _INT,
+                        "rank": _NULL_INT,
+                    },
+                },
+            },
             "job": {"type": ["string", "null"]},
             "coverage": {"type": "object"},
         },
@@ -129,6 +142,11 @@ _FIELDS = (
     ("state", "open or resolved"),
     ("severity", "notice or error"),
     ("role", "root_cause, downstream (of `downstream_of`) or unknown"),
+    (
+        "culprits",
+        "the processes it points at: host, pid, rank (null: nobody told); blamed only where the "
+        "role is root_cause; empty: no process is named",
+    ),
     ("job", "hash of the job's first communicator: tells two jobs in one folder apart"),
     ("coverage", "what the verdict rests on: ranks observed, losses, silent collectors"),
 )

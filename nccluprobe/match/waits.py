@@ -1,0 +1,42 @@
+"""What endpoints wait in: the nodes that the wait-for graph is made of.
+
+Every rule that finds ranks waiting for others (an open slot of collectives, an
+unmatched send or receive, a split, an initialisation) gives one ``Wait``; the
+graph (``roles``) then tells causes from consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+
+
+@dataclass
+class Wait:
+    """Some endpoints wait in one operation until others come to it.
+
+    ``entered`` wait for every one of ``absent`` (AND); ``first``: since when,
+    unix ns.  ``finding`` is None while it is not due, or when another finding
+    explains it: the edge is there all the same.
+    """
+
+    comm: Communicator
+    #: For people, such as "ncclAllReduce #5" or "ncclRecv 3 from rank 2".
+    label: str
+    first: int
+    entered: tuple[Endpoint, ...]
+    absent: tuple[Endpoint, ...]
+    finding: Finding | None = None
+    #: Names it among the waits of its communicator, and orders them.
+    at: tuple[int, ...] = ()
+    #: Whether this is a small send that may be buffered: its sender need not wait.
+    buffered: bool = False
+
+    @property
+    def waiting(self) -> frozenset[Hashable]:
+        """Processes that wait in it."""
+        return frozenset(e.process.who for e in self.entered)
