@@ -18,6 +18,7 @@ from nccluprobe.match.status import (
     is_silent,
     rank_status,
 )
+from nccluprobe.match.waits import Wait
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,22 @@ def open_slot(comm: Communicator, ctx: Context) -> OpenSlot | None:
         until=max(waiting_until(e, ctx) for e in entered),
         signature=ctx.table[max(set(sigs), key=sigs.count)] if sigs else None,
         queued_behind=max(e.entered for e in entered) - slot - 1,
+    )
+
+
+def wait_of(comm: Communicator, o: OpenSlot, finding: Finding | None) -> Wait:
+    """The open slot as a node of the wait-for graph."""
+    seq = comm.seq(o.slot)
+    name = o.signature.api if o.signature else "call"
+    return Wait(
+        comm=comm,
+        label=f"{name} #{seq}",
+        first=o.first,
+        entered=o.entered,
+        absent=o.absent,
+        finding=finding,
+        at=(o.slot,),
+        seq=seq,
     )
 
 

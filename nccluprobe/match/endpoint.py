@@ -14,7 +14,7 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.align import AMBIGUOUS, Alignment
 from nccluprobe.match.columns import Columns
-from nccluprobe.match.process import Process
+from nccluprobe.match.process import Actor, Process
 
 #: A hole longer than this is not a loss but a broken trace.
 _MAX_HOLE = 1_000_000
@@ -49,6 +49,7 @@ class Endpoint:
         self.next_ord = 0
         self.last_t = 0  # newest entry of a collective
         self.last_idx: int | None = None
+        self.thread = 0  # of its newest call
         self.first_grouped = False  # its first call stood in a group whose start was seen
         self._head: dict[int, int] = {}  # ord -> thread of its first calls, when late
         self.lost = 0  # lost calls that were put in as holes
@@ -71,6 +72,11 @@ class Endpoint:
     def comm_rank(self) -> int | None:
         """Rank in the communicator."""
         return self.info.comm_rank
+
+    @property
+    def actor(self) -> Actor:
+        """Who makes its calls."""
+        return (self.process.who, self.thread if self.process.several_ranks else 0)
 
     @property
     def entered(self) -> int:

@@ -21,6 +21,7 @@ HANG_TYPES: dict[str, str] = {
     "comm_init_rank_conflict": "two processes claim one rank of a new communicator",
     "comm_ended_under_waiters": "a member ended the communicator while others wait on it",
     "waiting_for_unobserved": "all observed members wait; the rest is not traced",
+    "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
 }
 #: Names that later releases will use; part of the contract already.
 RESERVED_HANG_TYPES: dict[str, str] = {
@@ -30,7 +31,6 @@ RESERVED_HANG_TYPES: dict[str, str] = {
     "nccl_missing_exit": "a call does not return although it could",
     "collective_missing_exit": "a collective that all entered does not return on some members",
     "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
-    "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
 }
 
 REASONS: dict[str, str] = {
@@ -50,6 +50,8 @@ REASONS: dict[str, str] = {
     "ranks_not_in_init": "fewer ranks came than the communicator has",
     "rank_claimed_twice": "two processes initialise one rank at the same time",
     "all_inside": "all members are inside the call",
+    "all_silent_after": "all members made the call, and none has called NCCL since",
+    "orders_exclude": "each side waits in a call that the other has not made",
 }
 
 BASE_MEANINGS: dict[str, str] = {

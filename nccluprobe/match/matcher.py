@@ -22,6 +22,7 @@ from nccluprobe.match.splits import judge_split
 from nccluprobe.match.state import State
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
+from nccluprobe.match.waits import Wait
 
 
 class Matcher(State):
@@ -51,7 +52,7 @@ class Matcher(State):
         self._press(now)
         self.settle()
         current = self._disagreements(final=now is None)
-        waits: list[roles.Wait] = []
+        waits: list[Wait] = []
         contexts: dict[CommKey, Context] = {}
         for key, comm in sorted(self.comms.items()):
             contexts[key] = ctx = self._context(comm)
@@ -64,7 +65,14 @@ class Matcher(State):
         current += self.errors.findings(self._context_of)
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
-        roles.assign(waits, current)
+        current += roles.assign(
+            waits,
+            current,
+            self.comms.values(),
+            {s: self.now_of(s) for s in self.processes},
+            self._context,
+            self.options.silent_after,
+        )
         current += self.standing.findings(
             self.comms.values(),
             self.processes.values(),
@@ -102,16 +110,16 @@ class Matcher(State):
                 comm.settle(self.table, self.options, self.safe_time())
         return provisional
 
-    def _judge(self, comm: Communicator, ctx: Context, waits: list[roles.Wait]) -> list[Finding]:
+    def _judge(self, comm: Communicator, ctx: Context, waits: list[Wait]) -> list[Finding]:
         o = absence.open_slot(comm, ctx)
         if o is None:
             level = judge_level(comm, ctx)
             return [] if level is None else [level]
         if self.mismatches.explains(comm, o.slot):
-            waits.append(roles.Wait(comm, o, None))
+            waits.append(absence.wait_of(comm, o, None))
             return []
         finding = absence.judge(comm, o, ctx)
-        waits.append(roles.Wait(comm, o, finding))
+        waits.append(absence.wait_of(comm, o, finding))
         found = self.mismatches.among_entered(comm, o, ctx)
         return found if finding is None else [finding, *found]
 
@@ -155,7 +163,7 @@ class Matcher(State):
         if comm.unwatched:
             comm.settle(self.table, opt, self.safe_time())
 
-    def _note_missed(self, waits: list[roles.Wait]) -> None:
+    def _note_missed(self, waits: list[Wait]) -> None:
         for w in waits:
             if w.finding is None:
                 continue

@@ -22,6 +22,8 @@ _KEPT_QUEUED = 4096
 
 #: A process: its key, or the number of a source that has not said whose it is.
 Who = m.ProcessKey | int
+#: Who makes calls: a process, or one of its threads (else 0) when it drives several ranks.
+Actor = tuple[Who, int]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Process:
     gaps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
     groups: OrderedDict[int, GroupEnd] = field(default_factory=OrderedDict)
     caught_up: bool = False
+    #: It drives several ranks of one communicator, one thread each.
+    several_ranks: bool = False
+    #: Newest entry of a collective, send or receive.
+    last_call: int = 0
     #: The source is no trace: ``inspect`` looked once.
     snapshot: bool = False
     #: Time of the first coverage line: watched since then.
@@ -191,6 +197,13 @@ class Process:
         self.last_activity = max(self.last_activity, e.t)
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
+
+    def inside_of(self, lane: int) -> Inside | None:
+        """As ``inside_now``, for one thread only when ``lane`` names one."""
+        if self.ended:
+            return None
+        calls = [c for c in self.inside.values() if lane in (0, c.thread)]
+        return min(calls, key=lambda c: c.t, default=None)
 
     def inside_now(self) -> Inside | None:
         """The call it has been inside of for longest, None when outside NCCL or ended."""

@@ -1,171 +1,221 @@
-"""Cause or consequence: a wait-for rule over the open slots.
+"""Cause or consequence: what the wait-for graph says of the findings.
 
-A rank that did not come to one communicator may wait itself on another: then
-its absence is a consequence of that other absence.  Ranks that wait for each
-other in a circle leave the role unknown.
+Every finding about ranks that did not come gets its role here: root cause for
+those that wait for nobody, downstream of another finding, or unknown where the
+trace does not decide.  Cycles and stalls of the device become findings of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
-from nccluprobe.match.absence import OpenSlot, strongest
+from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.cycles import cycle_finding, hypotheses
+from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
-from nccluprobe.nccl.api import TRACED, Kind
+from nccluprobe.match.graph import Cause, Graph
+from nccluprobe.match.process import Actor
+from nccluprobe.match.stuck import stall_finding
+from nccluprobe.match.waits import Wait
 
 #: Findings that explain why a rank does not come to a collective elsewhere.
 _STOPS = frozenset(
     {
         "collective_mismatch",
         "skipped_or_extra_call",
+        "p2p_mismatch",
         "comm_init_missing_enter",
         "comm_init_rank_conflict",
+        "comm_init_stuck",
         "collective_all_ranks_stuck",
+        "collective_missing_exit",
+        "nccl_missing_exit",
         "waiting_for_unobserved",
         "nccl_error_exit",
     }
 )
-
-#: Calls that block until others come.
-_WAITS_INSIDE = frozenset(
-    a.name
-    for a in TRACED
-    if a.kind in (Kind.P2P, Kind.ONE_SIDED) or a.name == "ncclGroupEnd" or a.makes_comm
-)
+#: A rank with these reasons may have come, or is not seen: it is not blamed.
+_UNSURE = frozenset({"rank_not_observed", "probe_event_loss_possible"})
+#: Reasons that a wait elsewhere explains.
+_EXPLAINED = frozenset({"rank_alive_but_not_entered", "rank_inside_other_call"})
 
 
-@dataclass
-class Wait:
-    """An open slot and the finding made of it, if it is due."""
+def assign(
+    waits: list[Wait],
+    findings: list[Finding],
+    comms: Iterable[Communicator],
+    now: Mapping[int, int],
+    context: Callable[[Communicator], Context],
+    silent_after: int,
+) -> list[Finding]:
+    """Set role, downstream_of, culprits and reasons; returns findings of cycles and stalls."""
+    graph = Graph(waits, now, silent_after, _explained(waits, findings))
+    excuses = Excuses(graph, comms)
+    roles = _Roles(graph, excuses, context)
+    return roles.run()
 
-    comm: Communicator
-    slot: OpenSlot
-    finding: Finding | None
 
-    @property
-    def waiting(self) -> frozenset[Hashable]:
-        """Processes that wait in it."""
-        return frozenset(e.process.who for e in self.slot.entered)
-
-
-def _blockers(wait: Wait, waits: list[Wait]) -> dict[Hashable, list[Wait]]:
-    """Absent process -> open slots of other communicators in which it waits."""
-    found: dict[Hashable, list[Wait]] = {}
-    for e in wait.slot.absent:
-        if e.process.ended or e.end is not None:
+def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str]:
+    """Process -> a finding of another kind that keeps it from coming."""
+    found: dict[Hashable, str] = {}
+    last: dict[Hashable, int] = {}
+    ended: set[Hashable] = set()
+    own = {id(w.finding) for w in waits if w.finding is not None}
+    for w in waits:
+        for e in w.absent:
+            last[e.process.who] = max(last.get(e.process.who, 0), e.last_t)
+            if e.process.ended:
+                ended.add(e.process.who)
+    for f in findings:
+        if f.hang_type not in _STOPS or id(f) in own:
             continue
-        who = e.process.who
-        elsewhere = [w for w in waits if w is not wait and who in w.waiting]
-        if elsewhere:
-            found[who] = sorted(elsewhere, key=lambda w: (w.slot.first, w.comm.key))
+        if f.hang_type == "nccl_error_exit":
+            if f.role == "root_cause":
+                # It failed after its last good call, and did not come since.
+                for who in f.culprits:
+                    if f.since >= last.get(who, 0):
+                        found.setdefault(who, f.id)
+        else:
+            for who in f.waiters:
+                if who not in ended:
+                    found.setdefault(who, f.id)
     return found
 
 
-def assign(waits: list[Wait], findings: list[Finding]) -> None:
-    """Set role, downstream_of and reason of the absence findings."""
-    blocked = {id(w): _blockers(w, waits) for w in waits}
-    others = [f for f in findings if f.hang_type in _STOPS]
-    for wait in waits:
-        f = wait.finding
-        if f is None:
-            continue
-        blockers = blocked[id(wait)]
-        for status in f.details["missing_rank_status"]:
-            _mark_waiting(status, wait, blockers)
-        f.details["reason"] = strongest([s["reason"] for s in f.details["missing_rank_status"]])
-        _assign_one(wait, f, blockers, blocked, others)
-    _one_cause_per_culprit(waits)
+class _Roles:
+    def __init__(
+        self, graph: Graph, excuses: Excuses, context: Callable[[Communicator], Context]
+    ) -> None:
+        self.graph = graph
+        self.excuses = excuses
+        self.context = context
+        everything = {c for cs in graph.causes.values() for c in cs}
+        self.stalls = excuses.stalls(sorted(everything, key=repr))
+        self._stall_of: dict[Hashable, Stall] = {a: s for s in self.stalls for a in s.candidates}
+        self._of_cause: dict[Cause, Finding] = {}
 
+    def run(self) -> list[Finding]:
+        """All roles; the findings that the graph adds."""
+        made = self._make()
+        waits = sorted(
+            (w for w in self.graph.waits if w.finding is not None), key=lambda w: w.order
+        )
+        for w in waits:
+            self._tell(w)
+            self._direct(w)
+        for w in waits:
+            self._follow(w)
+        return made
 
-def _mark_waiting(
-    status: dict[str, object], wait: Wait, blockers: dict[Hashable, list[Wait]]
-) -> None:
-    rank = status["comm_rank"]
-    e = next((e for e in wait.slot.absent if e.comm_rank == rank), None)
-    if e is None or e.process.who not in blockers:
-        return
-    if status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call"):
-        other = blockers[e.process.who][0]
-        status["reason"] = "rank_waiting_elsewhere"
-        status["waits_in_comm"] = other.comm.key.hash
-        status["waits_in_comm_seq"] = other.comm.seq(other.slot.slot)
+    def _make(self) -> list[Finding]:
+        made = []
+        for cycle in self.graph.cycles:
+            if (f := cycle_finding(cycle, self.context)) is not None:
+                self._of_cause[Cause("cycle", cycle.number)] = f
+                made.append(f)
+        for stall in self.stalls:
+            behind = [
+                w
+                for w in self.graph.waits
+                if w.finding is not None
+                and any(c.key in stall.candidates for c in self.graph.causes[id(w)])
+            ]
+            if behind:
+                f = stall_finding(stall, behind, self.context(stall.comm))
+                for a in stall.candidates:
+                    self._of_cause[Cause("rank", a)] = f
+                made.append(f)
+        return made
 
+    def _tell(self, w: Wait) -> None:
+        """Say of absent ranks that wait themselves where they do."""
+        assert w.finding is not None
+        statuses: list[dict[str, Any]] = w.finding.details["missing_rank_status"]
+        by_rank = {e.comm_rank: e for e in w.absent}
+        for status in statuses:
+            e = by_rank.get(status["comm_rank"])
+            if e is None or status["reason"] not in _EXPLAINED:
+                continue
+            elsewhere = [x for x in self.graph.waits_of(e.actor) if x is not w]
+            if not elsewhere or Cause("rank", e.actor) in self._ends(e.actor):
+                continue
+            status["reason"] = "rank_waiting_elsewhere"
+            status["waits_in_comm"] = elsewhere[0].comm.key.hash
+            status["waits_in_comm_seq"] = elsewhere[0].seq
+            status["waits_in"] = elsewhere[0].label
+        if statuses:
+            w.finding.details["reason"] = strongest([s["reason"] for s in statuses])
 
-def _cause_elsewhere(who: Hashable, wait: Wait, others: list[Finding]) -> str | None:
-    """Another kind of finding that keeps this process from coming."""
-    e = next(e for e in wait.slot.absent if e.process.who == who)
-    if e.process.ended:
-        others = [f for f in others if f.hang_type == "nccl_error_exit"]
-    for f in others:
-        if f.hang_type == "nccl_error_exit":
-            # It failed after its last good call here, and did not come since.
-            if who in f.culprits and f.role == "root_cause" and f.since >= e.last_t:
-                return f.id
-        elif who in f.waiters:
-            return f.id
-    return None
+    def _ends(self, actor: Actor) -> frozenset[Cause]:
+        """What an absent actor's absence comes from."""
+        found: set[Cause] = set()
+        for w in self.graph.waits_of(actor):
+            found |= self.graph.causes[id(w)]
+        return frozenset(found) or frozenset({Cause("rank", actor)})
 
-
-def _assign_one(
-    wait: Wait,
-    f: Finding,
-    blockers: dict[Hashable, list[Wait]],
-    blocked: dict[int, dict[Hashable, list[Wait]]],
-    others: list[Finding],
-) -> None:
-    reasons = {s["reason"] for s in f.details["missing_rank_status"]}
-    if not f.culprits or reasons <= {"rank_not_observed", "probe_event_loss_possible"}:
-        f.role = "unknown"
-        return
-    free = [s for s in f.culprits if s not in blockers]
-    causes = {s: _cause_elsewhere(s, wait, others) for s in free}
-    if free and not all(causes.values()):
-        # Inside a call that waits for others: a victim perhaps, so not blamed.
-        may_wait = [s.get("inside") in _WAITS_INSIDE for s in f.details["missing_rank_status"]]
-        f.role = "unknown" if all(may_wait) else "root_cause"
-        return
-    if free:
-        f.role, f.downstream_of = "downstream", next(iter(causes.values()))
-        return
-    if _in_circle(wait, blocked):
-        f.role = "unknown"
-        return
-    upstream = [w.finding.id for ws in blockers.values() for w in ws if w.finding is not None]
-    upstream += [c for who in f.culprits if (c := _cause_elsewhere(who, wait, others))]
-    if upstream:
-        f.role, f.downstream_of = "downstream", upstream[0]
-
-
-def _in_circle(start: Wait, blocked: dict[int, dict[Hashable, list[Wait]]]) -> bool:
-    seen: set[int] = set()
-    stack = [w for ws in blocked[id(start)].values() for w in ws]
-    while stack:
-        w = stack.pop()
-        if w is start:
-            return True
-        if id(w) in seen:
-            continue
-        seen.add(id(w))
-        stack += [x for xs in blocked[id(w)].values() for x in xs]
-    return False
-
-
-def _one_cause_per_culprit(waits: list[Wait]) -> None:
-    """One rank that is missing on several communicators is one cause: the oldest wait."""
-    first: dict[Hashable, Finding] = {}
-    causes = sorted(
-        (w for w in waits if w.finding is not None and w.finding.role == "root_cause"),
-        key=lambda w: (w.slot.first, w.comm.key),
-    )
-    for w in causes:
+    def _direct(self, w: Wait) -> None:
+        """Name the absent ranks that are causes themselves."""
         f = w.finding
         assert f is not None
-        known = {id(first[s]): first[s] for s in f.culprits if s in first}
-        if known and all(s in first for s in f.culprits):
-            cause = next(iter(known.values()))
-            f.role, f.downstream_of = "downstream", cause.id
+        causes = self.graph.causes[id(w)]
+        reasons = {s["comm_rank"]: s["reason"] for s in f.details["missing_rank_status"]}
+        named = []
+        for e in w.absent:
+            cause = Cause("rank", e.actor)
+            if cause not in causes or cause in self._of_cause or e.actor in self.excuses.behind:
+                continue
+            if reasons.get(e.comm_rank) in _UNSURE or e.guessed:
+                continue
+            if self.graph.left(w, e) or cause in self._own_end(e.actor):
+                named.append(e)
+        if not named or not f.culprits:
+            return
+        wanted = {e.process.who for e in named} & set(f.culprits)
+        if not wanted:
+            return
+        for e in named:
+            first = self._of_cause.setdefault(Cause("rank*", e.actor), f)
+            if first is f:
+                f.role = "root_cause"
+        if f.role == "root_cause":
+            f.culprits = tuple(who for who in f.culprits if who in wanted)
         else:
-            for s in f.culprits:
-                first.setdefault(s, f)
+            f.role = "downstream"
+            f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+
+    def _own_end(self, actor: Actor) -> frozenset[Cause]:
+        """The causes of an actor's own absence: itself, when it waits for nobody."""
+        waits = self.graph.waits_of(actor)
+        if not waits:
+            return frozenset({Cause("rank", actor)})
+        found: set[Cause] = set()
+        for w in waits:
+            found |= self.graph.causes[id(w)]
+        return frozenset(found)
+
+    def _follow(self, w: Wait) -> None:
+        """Link a finding that names nobody to the finding that explains it."""
+        f = w.finding
+        assert f is not None
+        if f.role != "unknown":
+            return
+        cited: list[str] = []
+        for c in sorted(self._resolved(self.graph.causes[id(w)]), key=repr):
+            if c.kind == "finding":
+                cited.append(str(c.key))
+                continue
+            g = self._of_cause.get(Cause("rank*", c.key)) or self._of_cause.get(c)
+            if g is not None and g is not f:
+                cited.append(g.id)
+            if c.kind == "cycle" and g is None:
+                f.details["hypotheses"] = hypotheses(self.graph.cycles[int(str(c.key))])
+        if cited:
+            f.role, f.downstream_of = "downstream", cited[0]
+
+    def _resolved(self, causes: Iterable[Cause]) -> set[Cause]:
+        found: set[Cause] = set()
+        for c in causes:
+            found |= self.excuses.behind.get(c.key, {c}) if c.kind == "rank" else {c}
+        return found

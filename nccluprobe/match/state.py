@@ -138,6 +138,8 @@ class State:
                 self.tracers.wait(key, info.comm_rank, e)
                 return
             comm.ambiguous = True
+        if any(x.process is e.process for x in comm.endpoints.values()):
+            e.process.several_ranks = True
         comm.joined(info.comm_rank, e)
         self._home[at] = comm
         self.children.changed = True
@@ -149,8 +151,10 @@ class State:
         if e is None:
             self.orphans += len(b)
             return
-        if e.info.nranks == 1:
+        if e.info.nranks == 1 or not len(b):
             return
+        e.thread = int(b.thread[-1])
+        e.process.last_call = max(e.process.last_call, int(b.t_enter[-1]))
         e.take(b)
         self._touch(e)
 
@@ -163,6 +167,9 @@ class State:
 
     def _p2p(self, b: m.P2PBatch) -> None:
         self.calls += len(b)
+        if len(b) and (e := self.endpoints.get((b.source, b.comm))) is not None:
+            e.thread = int(b.thread[-1])
+            e.process.last_call = max(e.process.last_call, int(b.t_enter[-1]))
 
     def _completed(self, c: m.Completed) -> None:
         e = self.endpoints.get((c.source, c.comm))
@@ -209,6 +216,8 @@ class State:
         elif e.comm is not None and e.sig is not None:
             endpoint_ = self.endpoints.get((e.source, e.comm))
             if endpoint_ is not None and endpoint_.info.nranks != 1:
+                endpoint_.thread = e.thread
+                process.last_call = max(process.last_call, e.t)
                 endpoint_.take_inside(e)
                 self._touch(endpoint_)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.waits import Wait
 
 
 def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
@@ -92,5 +95,53 @@ def _finding(
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
         since=max(e.last_t for e in members),
+        waiters=tuple(e.process.who for e in members),
+    )
+
+
+def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding:
+    """All members' newest call is one slot, and others wait for them elsewhere: the device."""
+    comm, members = stall.comm, list(stall.members)
+    seq = comm.last_seq
+    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
+    api = signature.api if signature else None
+    ranks = [e.comm_rank for e in members if e.comm_rank is not None]
+    waited = max(0, ctx.now - stall.since)
+    elsewhere = len({e.actor for w in behind for e in w.entered})
+    details: dict[str, Any] = {
+        "api": api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": ranks,
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": "all_silent_after",
+        "confidence": "inferred",
+        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+        "signature": signature.text() if signature else None,
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "unobserved_comm_ranks": 0,
+        "summary": (
+            f"All {len(ranks)} members of communicator {comm.label} entered {api} #{seq} and "
+            f"none of them has called NCCL for {seconds(waited):.1f} s, while {elsewhere} other "
+            f"rank{'s' if elsewhere > 1 else ''} wait for them: this collective does not end on "
+            f"the device, or all of them left together; no single rank stands out."
+        ),
+    }
+    severe = any(w.finding is not None and w.finding.severity == "error" for w in behind)
+    return Finding(
+        key=("stall", *comm.key, seq),
+        hang_type="collective_all_ranks_stuck",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if severe else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=stall.since,
         waiters=tuple(e.process.who for e in members),
     )

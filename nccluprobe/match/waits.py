@@ -33,10 +33,17 @@ class Wait:
     finding: Finding | None = None
     #: Names it among the waits of its communicator, and orders them.
     at: tuple[int, ...] = ()
+    #: comm_seq, when it is a collective.
+    seq: int | None = None
     #: Whether this is a small send that may be buffered: its sender need not wait.
     buffered: bool = False
 
     @property
+    def order(self) -> tuple[Hashable, ...]:
+        """Oldest first; the same in every run."""
+        return (self.first, self.comm.key, self.at)
+
+    @property
     def waiting(self) -> frozenset[Hashable]:
-        """Processes that wait in it."""
-        return frozenset(e.process.who for e in self.entered)
+        """Actors that wait in it."""
+        return frozenset(e.actor for e in self.entered)

@@ -1,0 +1,107 @@
+"""Actors that wait for each other: a deadlock when it is proven, else two hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.graph import Cycle
+from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.waits import Wait
+
+
+def _side(w: Wait) -> str:
+    ranks = ranks_text([e.comm_rank for e in w.entered if e.comm_rank is not None])
+    word = "rank" if len(w.entered) == 1 else "ranks"
+    return f"{word} {ranks} of communicator {w.comm.label} in {w.label}"
+
+
+def hypotheses(cycle: Cycle) -> list[str]:
+    """What each side would have to have done, when the trace does not decide."""
+    return [
+        f"{_side(w)} queued it and went away: then it is the cause"
+        if len(w.entered) == 1
+        else f"{_side(w)} queued it and went away: then they are the cause"
+        for w in cycle.waits[:4]
+    ] + ["all of them wait in the calls: then the orders of the calls exclude each other"]
+
+
+def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> Finding | None:
+    """A finding for calls whose orders exclude each other; None while they are not due.
+
+    When hosts are not shown inside the calls and no side is the smaller one, it
+    stays with the absences, whose role is unknown.
+    """
+    first = cycle.waits[0]
+    ctx = context(first.comm)
+    due = [w for w in cycle.waits if w.finding is not None]
+    if not due or not (cycle.proven or cycle.minority):
+        return None
+    waited = ctx.now - max(w.first for w in cycle.waits)
+    if waited < ctx.options.missing_after:
+        return None
+    p2p = [w for w in cycle.waits if w.seq is None]
+    hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
+    sides = "; ".join(_side(w) for w in cycle.waits[:4])
+    more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"
+    named = [
+        e
+        for w in cycle.waits
+        for e in w.entered
+        if e.actor in cycle.minority and len(cycle.minority) < len(cycle.actors)
+    ]
+    details: dict[str, Any] = {
+        "api": first.finding.details.get("api") if first.finding else None,
+        "expected_nranks": first.comm.key.nranks,
+        "entered_comm_ranks": [e.comm_rank for e in first.entered],
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": "orders_exclude",
+        "confidence": "observed" if cycle.proven else "inferred",
+        "trace_event_loss_possible": any(
+            e.lost or e.process.lost for w in cycle.waits for e in w.entered
+        ),
+        "comm_name": first.comm.name,
+        "instance": first.comm.key.instance,
+        "first_entered_unix_ns": min(w.first for w in cycle.waits),
+        "cycle": [
+            {
+                "comm_uid_hash": w.comm.key.hash,
+                "comm_seq": w.seq,
+                "call": w.label,
+                "entered_comm_ranks": [e.comm_rank for e in w.entered],
+                "missing_comm_ranks": [e.comm_rank for e in w.absent],
+            }
+            for w in cycle.waits[:16]
+        ],
+        "minority_comm_ranks": sorted({e.comm_rank for e in named if e.comm_rank is not None}),
+        "summary": (
+            f"{len(cycle.actors)} ranks wait for each other: {sides}{more}. "
+            + (
+                "Each side is inside a call that the other has not made."
+                if cycle.proven
+                else "Each side has made a call that the other has not."
+            )
+        ),
+    }
+    error = cycle.proven or waited >= ctx.options.error_after
+    return Finding(
+        key=("cycle", *(x for w in cycle.waits[:4] for x in (*w.comm.key, *w.at))),
+        hang_type=hang_type,
+        run_id=ctx.run_id,
+        comm_uid_hash=first.comm.key.hash,
+        comm_seq=first.seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if error else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(first.comm, ctx.now, ctx.options.silent_after),
+        since=max(w.first for w in cycle.waits),
+        culprits=tuple(dict.fromkeys(e.process.who for e in named)),
+        waiters=tuple(dict.fromkeys(e.process.who for w in cycle.waits for e in w.entered)),
+    )

@@ -1,0 +1,143 @@
+"""Candidates that may wait for the device, though nothing shows it.
+
+The API does not show completion: a collective that all have entered may still
+wait for a member whose stream is held up elsewhere.  A rank that is outside NCCL
+after such a call is perhaps no cause but one more victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.graph import Cause, Graph, components
+from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.process import Actor
+
+
+@dataclass
+class Stall:
+    """A communicator whose newest call all have entered, and after which all are silent."""
+
+    comm: Communicator
+    members: tuple[Endpoint, ...]
+    candidates: tuple[Actor, ...]
+
+    @property
+    def since(self) -> int:
+        """Entry of its last member."""
+        return max(e.last_t for e in self.members)
+
+
+def level_slot(comm: Communicator) -> int | None:
+    """The newest slot, when every member is seen and has entered it and none is known complete."""
+    members = comm.members()
+    if comm.ambiguous or comm.disagreement is not None or not comm.complete_view:
+        return None
+    entered = {e.entered for e in members}
+    if len(entered) != 1 or 0 in entered:
+        return None
+    if any(e.completed >= e.next_ord > 0 for e in members):
+        return None
+    return entered.pop() - 1
+
+
+class Excuses:
+    """Which candidates may wait behind which others."""
+
+    def __init__(self, graph: Graph, comms: Iterable[Communicator]) -> None:
+        self.graph = graph
+        self._of: dict[Actor, list[Endpoint]] = {}
+        self._comm_of: dict[int, Communicator] = {}
+        candidates = {c.key for cs in graph.causes.values() for c in cs if c.kind == "rank"}
+        self._comms = []
+        for comm in comms:
+            members = comm.members()
+            actors = {e.actor for e in members}
+            if actors & candidates:
+                self._comms.append(comm)
+        self.behind = self._solve(candidates)
+
+    def _soft(self, actor: Hashable, comm: Communicator) -> set[Cause]:
+        """Causes that hold up a member whose part of the newest call may wait in its stream."""
+        if level_slot(comm) is None:
+            return set()
+        members = comm.members()
+        if all(e.actor != actor for e in members):
+            return set()
+        found: set[Cause] = set()
+        for e in members:
+            for w in self.graph.waits_of(e.actor) if self._waits(e.actor) else ():
+                sat = [x for x in w.entered if x.actor == e.actor]
+                # Queued after what it waits in: it may not have begun.
+                if w.comm is not comm and any(entry_of(w, x) <= e.last_t for x in sat):
+                    found |= self.graph.causes[id(w)]
+        return found
+
+    def _solve(self, candidates: set[Hashable]) -> dict[Hashable, frozenset[Cause]]:
+        """Candidate -> the causes that it may wait for in truth."""
+        order = sorted(candidates, key=repr)
+        number = {a: i for i, a in enumerate(order)}
+        edges: list[list[int]] = []
+        other: list[set[Cause]] = []
+        for a in order:
+            e = self.graph.endpoint_of.get(a)  # type: ignore[call-overload]
+            causes: set[Cause] = set()
+            if e is not None and not e.process.ended and host_of(e) is not Host.AWAY:
+                for comm in self._comms:
+                    causes |= self._soft(a, comm)
+            if Cause("rank", a) in causes:
+                causes = set()  # what it may wait for waits for it
+            edges.append([number[c.key] for c in causes if c.kind == "rank"])
+            other.append({c for c in causes if c.kind != "rank"})
+        behind: dict[Hashable, frozenset[Cause]] = {}
+        for component in components(edges):
+            inside = set(component)
+            ends: set[Cause] = set()
+            for n in component:
+                ends |= other[n]
+                for to in edges[n]:
+                    if to not in inside:
+                        ends |= behind.get(order[to], frozenset({Cause("rank", order[to])}))
+            if ends:
+                for n in component:
+                    behind[order[n]] = frozenset(ends)
+        return behind
+
+    def _waits(self, actor: Actor) -> bool:
+        return actor in self.graph.endpoint_of and bool(self.graph.waits_of(actor))
+
+    def stalls(self, causes: Iterable[Cause]) -> list[Stall]:
+        """Communicators that explain their candidates better than these themselves do.
+
+        All members made their newest call on it, the same one, and none has called
+        anything since: it is the device that does not go on.
+        """
+        left = [c.key for c in causes if c.kind == "rank" and c.key not in self.behind]
+        found: list[Stall] = []
+        for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
+            if level_slot(comm) is None:
+                continue
+            members = tuple(comm.members())
+            mine = [a for a in left if any(e.actor == a for e in members)]
+            if not mine or len(members) < 2:
+                continue
+            if all(_idle_since_then(e) and not self._waits(e.actor) for e in members):
+                left = [a for a in left if a not in mine]
+                found.append(Stall(comm, members, tuple(mine)))  # type: ignore[arg-type]
+        return found
+
+
+def entry_of(w: object, e: Endpoint) -> int:
+    """When an endpoint came to the wait that it sits in."""
+    at = getattr(w, "at", ())
+    slot = at[0] if at else None
+    t = None if slot is None else e.t_at(slot)
+    return int(getattr(w, "first", 0)) if t is None else t
+
+
+def _idle_since_then(e: Endpoint) -> bool:
+    p = e.process
+    return not p.ended and e.end is None and host_of(e) is not Host.AWAY and e.last_t >= p.last_call

@@ -1,0 +1,230 @@
+"""The wait-for graph: actors that wait in operations, operations that lack actors.
+
+Nodes are actors (who makes calls) and waits.  An actor points at the waits that
+it sits in; a wait points at the actors that have not come to it, all of whom it
+needs.  What an actor's absence comes from is found at the ends of its paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.hosts import Host, host_of, is_stopped
+from nccluprobe.match.options import SECOND
+from nccluprobe.match.process import Actor
+from nccluprobe.match.status import is_silent
+from nccluprobe.match.waits import Wait
+
+#: Who ended a communicator after waiting so long in another gave up: a consequence.
+_GAVE_UP = 10 * SECOND
+
+
+class Cause(NamedTuple):
+    """Where a path ends.
+
+    ``rank``: an actor that waits for nobody.  ``finding``: something else that is
+    wrong with it (key: the finding's id).  ``inside``: an actor in a call that
+    may wait for others.  ``silent``: an actor that is not observed.  ``cycle``:
+    actors that wait for each other (key: number of the cycle).
+    """
+
+    kind: str
+    key: Hashable
+
+
+@dataclass
+class Cycle:
+    """Actors that wait for each other, and for nobody else."""
+
+    number: int
+    waits: tuple[Wait, ...]
+    actors: tuple[Actor, ...]
+    #: All hosts are inside the calls: nobody can go on.
+    proven: bool
+    #: The fewer ones, when the cycle has two sides of different size.
+    minority: tuple[Actor, ...] = ()
+
+
+@dataclass
+class Graph:
+    """All waits of a scan, and what they come from."""
+
+    waits: Sequence[Wait]
+    now: Mapping[int, int]  # source -> the moment of judging
+    silent_after: int
+    #: process -> id of a finding that explains why it does not come
+    explained: Mapping[Hashable, str]
+    cycles: list[Cycle] = field(default_factory=list)
+    causes: dict[int, frozenset[Cause]] = field(default_factory=dict)  # by id(wait)
+    #: actor -> waits that it sits in, oldest first
+    blockers: dict[Actor, list[Wait]] = field(default_factory=dict)
+    endpoint_of: dict[Actor, Endpoint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for w in sorted(self.waits, key=lambda w: w.order):
+            for e in w.entered:
+                self.blockers.setdefault(e.actor, []).append(w)
+                self.endpoint_of.setdefault(e.actor, e)
+            for e in w.absent:
+                self.endpoint_of.setdefault(e.actor, e)
+        self._solve()
+
+    # -- edges -------------------------------------------------------------
+
+    def waits_of(self, actor: Actor) -> list[Wait]:
+        """The waits that keep an actor from coming elsewhere."""
+        waits = self.blockers.get(actor, [])
+        e = self.endpoint_of[actor]
+        if not waits or is_stopped(e):
+            return []
+        # Inside a call, it is that call that holds the thread.
+        hard = [w for w in waits if _inside(w, actor)]
+        return hard or waits
+
+    def left(self, w: Wait, e: Endpoint) -> bool:
+        """Whether an absent member ended by itself: it will not come, and waits for nobody."""
+        times = [x.t for x in (e.end, e.process.end if e.process.ended else None) if x is not None]
+        if not times:
+            return False
+        gone = min(times)
+        return not any(
+            x is not w and x.first + _GAVE_UP <= gone for x in self.blockers.get(e.actor, ())
+        )
+
+    def _end_of(self, actor: Actor) -> Cause:
+        """The cause that an actor without waits is."""
+        e = self.endpoint_of[actor]
+        who = actor[0]
+        if who in self.explained:
+            return Cause("finding", self.explained[who])
+        p = e.process
+        if not p.ended and is_silent(p, self.now.get(p.source, 0), self.silent_after):
+            return Cause("silent", actor)
+        if host_of(e) is Host.INSIDE:
+            return Cause("inside", actor)
+        return Cause("rank", actor)
+
+    # -- solving -----------------------------------------------------------
+
+    def _solve(self) -> None:
+        actors = list(self.endpoint_of)
+        node_of: dict[Hashable, int] = {a: i for i, a in enumerate(actors)}
+        for i, w in enumerate(self.waits):
+            node_of[id(w)] = len(actors) + i
+        edges: list[list[int]] = [[node_of[id(w)] for w in self.waits_of(a)] for a in actors]
+        own: dict[int, set[Cause]] = {}
+        for i, w in enumerate(self.waits):
+            out = []
+            for e in w.absent:
+                if self.left(w, e):
+                    own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
+                else:
+                    out.append(node_of[e.actor])
+            edges.append(out)
+        found: list[frozenset[Cause]] = [frozenset()] * len(edges)
+        for component in components(edges):
+            inside = set(component)
+            ends: set[Cause] = set()
+            for n in component:
+                ends |= own.get(n, set())
+                for to in edges[n]:
+                    if to not in inside:
+                        ends |= found[to]
+            if len(component) == 1 and not edges[component[0]]:
+                n = component[0]
+                if n < len(actors):
+                    ends.add(self._end_of(actors[n]))
+            elif len(component) > 1:
+                ends = self._break(
+                    tuple(actors[n] for n in component if n < len(actors)),
+                    tuple(self.waits[n - len(actors)] for n in component if n >= len(actors)),
+                    ends,
+                )
+            for n in component:
+                found[n] = frozenset(ends)
+        for i, w in enumerate(self.waits):
+            self.causes[id(w)] = found[len(actors) + i]
+
+    def _break(
+        self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]
+    ) -> set[Cause]:
+        """The cause of a cycle."""
+        hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
+        hard = {a for a in actors if any(_inside(w, a) for w in waits)}
+        if outside and len(hard) < len(actors):
+            return outside
+        away = [a for a in actors if hosts[a] is Host.AWAY]
+        if away:
+            return {Cause("rank", a) for a in away}
+        # A host that is free has queued its work and gone away, when all others are held.
+        free = [a for a in actors if hosts[a] is Host.OUTSIDE]
+        if hard and free and len(hard) + len(free) == len(actors):
+            return {Cause("rank", a) for a in free}
+        cycle = Cycle(
+            len(self.cycles),
+            tuple(sorted(waits, key=lambda w: w.order)),
+            tuple(sorted(actors, key=repr)),
+            proven=len(hard) == len(actors),
+            minority=_minority(waits),
+        )
+        self.cycles.append(cycle)
+        return {Cause("cycle", cycle.number)}
+
+
+def _inside(w: Wait, actor: Actor) -> bool:
+    return any(e.actor == actor and e.inside() is not None for e in w.entered)
+
+
+def _minority(waits: Iterable[Wait]) -> tuple[Actor, ...]:
+    """Of two sides of different size, the smaller one."""
+    sides = sorted(waits, key=lambda w: len(w.entered))
+    if len(sides) != 2 or len(sides[0].entered) == len(sides[1].entered):
+        return ()
+    few, many = ({e.actor for e in w.entered} for w in sides)
+    return () if few & many else tuple(sorted(few, key=repr))
+
+
+def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Strongly connected components, each after those that it points at (Tarjan)."""
+    index = [-1] * len(edges)
+    low = [0] * len(edges)
+    on_stack = [False] * len(edges)
+    stack: list[int] = []
+    found: list[list[int]] = []
+    count = 0
+    for root in range(len(edges)):
+        if index[root] >= 0:
+            continue
+        work = [(root, 0)]
+        while work:
+            n, at = work.pop()
+            if at == 0:
+                index[n] = low[n] = count
+                count += 1
+                stack.append(n)
+                on_stack[n] = True
+            for i in range(at, len(edges[n])):
+                to = edges[n][i]
+                if index[to] < 0:
+                    work.append((n, i + 1))
+                    work.append((to, 0))
+                    break
+                if on_stack[to]:
+                    low[n] = min(low[n], index[to])
+            else:
+                if low[n] == index[n]:
+                    component = []
+                    while True:
+                        x = stack.pop()
+                        on_stack[x] = False
+                        component.append(x)
+                        if x == n:
+                            break
+                    found.append(component)
+                if work:
+                    up = work[-1][0]
+                    low[up] = min(low[up], low[n])
+    return found
