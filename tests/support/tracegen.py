@@ -67,6 +67,7 @@ class Proc:
     host: Host
     run_id: str = "run"
     known_rank: bool = True
+    cannot_see: list[str] = field(default_factory=list)
     lines: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
     comms: list[Comm] = field(default_factory=list)
     captured: int = 0
@@ -102,7 +103,7 @@ class Proc:
                 {"lib": 0, "path": "/x/libnccl.so.2", "nccl_version": "2.28.9", "build_id": None}
             ],
             "exits": True,
-            "cannot_see": [],
+            "cannot_see": self.cannot_see,
             "part": part,
         }
 

@@ -1,0 +1,1 @@
+"""Published reports of hung jobs, rebuilt as small traces."""
