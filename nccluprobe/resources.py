@@ -16,8 +16,9 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 
 PACKAGE = Path(__file__).resolve().parent
 
-#: The stand-in for NCCL and its load generator, by file name.
+#: The stand-ins for NCCL and the CUDA driver, and the load generator, by file name.
 SIMNCCL = "libsimnccl.so"
+SIMCUDA = "libsimcuda.so"
 NCCL_LOAD = "nccl_load"
 
 
