@@ -44,6 +44,8 @@ class DecodeCounts:
 
 _COLLECTIVES = {n for n, a in BY_NAME.items() if a.kind is Kind.COLLECTIVE}
 _P2P = {n for n, a in BY_NAME.items() if a.kind is Kind.P2P}
+_SENDS = {n for n in _P2P if BY_NAME[n].direction == "send"}
+_MATCHED = _COLLECTIVES | _P2P
 _LIFECYCLE = {n for n, a in BY_NAME.items() if a.kind is Kind.LIFECYCLE}
 
 
@@ -72,10 +74,10 @@ class Decoder:
         self.counts = DecodeCounts()
         self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
         self._sources: dict[int, SourceState] = {}
-        self._getters = {n: _signature_getter(n) for n in _COLLECTIVES}
+        self._getters = {n: _signature_getter(n) for n in _MATCHED}
         # (api, raw arguments) -> signature id; the arguments as itemgetter gives them
-        self._raw = {n: itemgetter(*_raw_keys(n)) for n in _COLLECTIVES}
-        self._sig_cache: dict[str, dict[Any, int]] = {n: {} for n in _COLLECTIVES}
+        self._raw = {n: itemgetter(*_raw_keys(n)) for n in _MATCHED}
+        self._sig_cache: dict[str, dict[Any, int]] = {n: {} for n in _MATCHED}
 
     def opened(self, source: int, name: str) -> m.Item:
         """A source exists; also to be called for sources without a line so far."""
@@ -342,18 +344,15 @@ class Decoder:
     ) -> m.P2PBatch:
         t, t_exit, rc, group, threads = columns
         mine = [rows[i] for i in at]
-        sigs = [
-            self.table.intern_call(r["api"], r["count"], r["datatype"], None, None) for r in mine
-        ]
         select = np.array(at)
         return m.P2PBatch(
             source=state.source,
             comm=comm,
-            send=np.array([BY_NAME[r["api"]].direction == "send" for r in mine], np.bool_),
+            send=np.array([r["api"] in _SENDS for r in mine], np.bool_),
             peer=_column([r["peer"] for r in mine]).astype(np.int32),
             ord=_column([r["ord"] for r in mine]),
             idx=_column([r["idx"] for r in mine]),
-            sig=np.array(sigs, np.int32),
+            sig=np.array(self._signatures(mine), np.int32),
             t_enter=t[select],
             t_exit=t_exit[select],
             rc=rc[select],

@@ -178,9 +178,10 @@ def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTab
     name = _text(row["api"])
     api = BY_NAME.get(name)
     order = _opt_int(row, "ord")
-    collective = api is not None and api.kind is Kind.COLLECTIVE
+    matched = api is not None and api.kind in (Kind.COLLECTIVE, Kind.P2P)
+    direction = api.direction if api is not None else None
     sig = None
-    if collective and order is not None:
+    if matched and order is not None:
         sig = table.intern_call(
             name, row.get("count"), row.get("datatype"), row.get("op"), row.get("root")
         )
@@ -193,6 +194,8 @@ def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTab
         idx=_opt_int(row, "idx"),
         ord=order,
         sig=sig,
+        peer=None if direction is None else integer(row["peer"]),
+        send=None if direction is None else direction == "send",
         seq=m.NO_SEQ if row.get("group") else integer(row.get("seq", m.NO_SEQ)),
         group=_group(row),
         uid_hash=_opt_text(row, "uid_hash"),

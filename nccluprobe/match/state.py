@@ -14,6 +14,7 @@ from nccluprobe.match.errors import Errors
 from nccluprobe.match.inits import Inits
 from nccluprobe.match.jobs import Jobs
 from nccluprobe.match.options import Options
+from nccluprobe.match.p2p import P2P
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.standing import Standing
@@ -32,6 +33,7 @@ class State:
         self.jobs = Jobs()
         self.inits = Inits()
         self.errors = Errors()
+        self.p2p = P2P(self.options, self.table)
         self.children = Children()
         self.standing = Standing()
         self.tracers = Tracers()
@@ -92,6 +94,7 @@ class State:
         else:
             self._unread[p.source] = None
         queued = any(e.queued for e in self.of_source.get(p.source, ()))
+        queued = queued or self.p2p.queued(p.source)
         process.trim_groups(queued)
 
     def _process(self, info: m.ProcessInfo) -> None:
@@ -167,6 +170,10 @@ class State:
 
     def _p2p(self, b: m.P2PBatch) -> None:
         self.calls += len(b)
+        if (found := self.endpoints.get((b.source, b.comm))) is not None:
+            self.p2p.take(found, b)
+        else:
+            self.orphans += len(b)
         if len(b) and (e := self.endpoints.get((b.source, b.comm))) is not None:
             e.thread = int(b.thread[-1])
             e.process.last_call = max(e.process.last_call, int(b.t_enter[-1]))
@@ -175,9 +182,11 @@ class State:
         e = self.endpoints.get((c.source, c.comm))
         if e is not None:
             e.completed = max(e.completed, c.calls)
+            self.p2p.completed(e, c)
 
     def _group_ends(self, g: m.GroupEnds) -> None:
         closed = self._of(g.source).note_group_ends(g)
+        self.p2p.groups_ended(g.source, closed)
         for e in self.of_source.get(g.source, ()):
             if closed:
                 e.groups_closed(closed)
@@ -209,13 +218,16 @@ class State:
         process.note_enter(e)
         self._lifecycle(e, process)
         if e.api == "ncclGroupEnd":
+            self.p2p.groups_ended(e.source, {})
             for endpoint in self.of_source.get(e.source, ()):
                 if endpoint.queued:
                     endpoint.drain()
                     self._touch(endpoint)
         elif e.comm is not None and e.sig is not None:
             endpoint_ = self.endpoints.get((e.source, e.comm))
-            if endpoint_ is not None and endpoint_.info.nranks != 1:
+            if endpoint_ is not None and e.send is not None:
+                self.p2p.take_inside(endpoint_, e)
+            elif endpoint_ is not None and endpoint_.info.nranks != 1:
                 endpoint_.thread = e.thread
                 process.last_call = max(process.last_call, e.t)
                 endpoint_.take_inside(e)
@@ -232,6 +244,7 @@ class State:
         if c.in_flight == 0 and process.inside:
             # The records of their returns were lost.
             process.inside = {k: v for k, v in process.inside.items() if v.t >= c.through}
+        self.p2p.covered(c.source, c.through)
         for e in self.of_source.get(c.source, ()):
             if e.queued and e.covered(c.through):
                 self._touch(e)
@@ -268,6 +281,7 @@ class State:
         self.children.resolve(self._home.get, self._join)
         self.change_speakers()
         safe = self.safe_time()
+        self.p2p.settle(self.comms, self._home.get, safe)
         touched, self._touched = self._touched, {}
         for key in touched:
             comm = self.comms.get(key)
@@ -303,6 +317,7 @@ class State:
             at = (e.info.source, e.info.id)
             self.endpoints.pop(at, None)
             self._home.pop(at, None)
+            self.p2p.forget(at)
             others = self.of_source.get(e.info.source)
             if others is not None and e in others:
                 others.remove(e)

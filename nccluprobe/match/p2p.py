@@ -1,0 +1,101 @@
+"""Sends and receives: first in, first out per communicator, source and destination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nccluprobe.match import model as m
+from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.options import Options
+from nccluprobe.match.p2p_pair import Pairs
+from nccluprobe.match.p2p_queue import Side
+from nccluprobe.match.signature import SignatureTable
+
+#: An endpoint by its source and the communicator's id there.
+At = tuple[int, int]
+
+
+class P2P:
+    """All sends and receives of an analysis that have no partner so far."""
+
+    def __init__(self, options: Options, table: SignatureTable) -> None:
+        self.options = options
+        self.sides: dict[At, Side] = {}
+        self.pairs = Pairs(options, table)
+        self._of_source: dict[int, list[Side]] = {}
+        self._fresh: dict[At, None] = {}
+
+    # -- feeding -----------------------------------------------------------
+
+    def _side(self, e: Endpoint) -> Side:
+        at = (e.info.source, e.info.id)
+        found = self.sides.get(at)
+        if found is None:
+            found = self.sides[at] = Side(e)
+            self._of_source.setdefault(at[0], []).append(found)
+        self._fresh[at] = None
+        return found
+
+    def take(self, e: Endpoint, b: m.P2PBatch) -> None:
+        """Take finished sends and receives of an endpoint."""
+        if len(b):
+            self._side(e).take(b)
+
+    def take_inside(self, e: Endpoint, call: m.Enter) -> None:
+        """Take one that is still inside."""
+        self._side(e).take_inside(call)
+
+    def completed(self, e: Endpoint, c: m.Completed) -> None:
+        """Operations are known to be complete on the endpoint's device."""
+        for send, peer, order in c.p2p:
+            queue = self._side(e).queue(send, peer)
+            queue.complete = max(queue.complete, order)
+
+    def groups_ended(self, source: int, closed: dict[int, bool]) -> None:
+        """Groups of a process have ended, or are at their end."""
+        for side in self._of_source.get(source, ()):
+            if closed or side.queued:
+                side.groups_ended(closed)
+                self._touch(side)
+
+    def covered(self, source: int, through: int) -> None:
+        """All calls of a process that entered before ``through`` are known."""
+        for side in self._of_source.get(source, ()):
+            if side.queued:
+                side.covered(through)
+                self._touch(side)
+
+    def _touch(self, side: Side) -> None:
+        info = side.endpoint.info
+        self._fresh[info.source, info.id] = None
+
+    def queued(self, source: int) -> bool:
+        """Whether a process has operations whose group's end is not known."""
+        return any(s.queued for s in self._of_source.get(source, ()))
+
+    def forget(self, at: At) -> None:
+        """Drop an endpoint."""
+        side = self.sides.pop(at, None)
+        if side is not None:
+            self._of_source[at[0]].remove(side)
+            self._fresh.pop(at, None)
+
+    def settle(
+        self,
+        comms: Mapping[CommKey, Communicator],
+        home: Callable[[At], Communicator | None],
+        safe_time: int,
+    ) -> None:
+        """Pair what can be paired."""
+        fresh, self._fresh = self._fresh, {}
+        for at in fresh:
+            side = self.sides.get(at)
+            if side is None:
+                continue
+            comm = home(at)
+            if comm is None or comm.ambiguous:
+                side.limit()
+                continue
+            lanes, side.fresh = side.fresh, {}
+            self.pairs.pair_all(comm, side, lanes, self.sides, safe_time)

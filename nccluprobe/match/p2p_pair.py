@@ -1,0 +1,279 @@
+"""Pairing: the n-th send with the n-th receive, many at once.
+
+Where a pair differs, its channel stands still until what follows shows whether
+an argument is wrong or one side's operations are shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nccluprobe.match import model as m
+from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.disagree import MAX_SHIFT
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.options import Options
+from nccluprobe.match.p2p_queue import SIG, Lane, Op, Queue, Side, T
+from nccluprobe.match.signature import Signature, SignatureTable
+from nccluprobe.nccl.enums import DATATYPE_BYTES
+
+#: Of operations that nobody can answer, so many of the newest are kept.
+_KEPT_LONELY = 64
+At = tuple[int, int]
+
+
+class Channel(NamedTuple):
+    """From one rank of a communicator to another."""
+
+    comm: CommKey
+    src: int
+    dst: int
+
+
+@dataclass
+class Pair:
+    """A send and its receive that differ, or do not belong together."""
+
+    channel: Channel
+    position: int
+    send: Op
+    recv: Op
+    #: Operations that one side has more than the other, if the calls are shifted.
+    extra: tuple[Op, ...] = ()
+    several_fit: bool = False
+    provisional: bool = False
+    lost: bool = False
+
+    @property
+    def first(self) -> int:
+        """Entry of the first of the two."""
+        return min(self.send.t, self.recv.t)
+
+
+class Wires:
+    """What a send and its receive must agree on, as columns by signature id."""
+
+    def __init__(self, table: SignatureTable) -> None:
+        self._table = table
+        self._ids: dict[tuple[int | None, str | None], int] = {}
+        self._wire = np.zeros(1, np.int64)
+        self._bytes = np.full(1, -1, np.int64)
+
+    def _grow(self, upto: int) -> None:
+        start = len(self._wire)
+        new = [self._table[s] for s in range(start, upto + 1)]
+        wires = [self._ids.setdefault((s.count, s.datatype), len(self._ids) + 1) for s in new]
+        size = [
+            n if (n := size_of(s)) is not None else -1 - w for s, w in zip(new, wires, strict=True)
+        ]
+        self._wire = np.concatenate([self._wire, np.array(wires, np.int64)])
+        self._bytes = np.concatenate([self._bytes, np.array(size, np.int64)])
+
+    def wire(self, sig: m.Int64) -> m.Int64:
+        """Numbers for (count, datatype); 0: a call that was lost."""
+        if len(sig) and (top := int(sig.max())) >= len(self._wire):
+            self._grow(top)
+        return self._wire[sig]
+
+    def size(self, sig: m.Int64) -> m.Int64:
+        """Bytes; negative where a datatype is not known (-1: a call that was lost)."""
+        self.wire(sig)
+        return self._bytes[sig]
+
+
+def size_of(s: Signature) -> int | None:
+    """Bytes of a send or receive."""
+    width = DATATYPE_BYTES.get(s.datatype or "")
+    return None if width is None or s.count is None else s.count * width
+
+
+class Pairs:
+    """All channels: what is open, what is in dispute, what is decided."""
+
+    def __init__(self, options: Options, table: SignatureTable) -> None:
+        self.options = options
+        self.wires = Wires(table)
+        #: Channels with open operations.
+        self.open: dict[Channel, None] = {}
+        self.disputed: dict[Channel, Pair] = {}
+        #: Decided, and not yet taken by whoever makes findings of them.
+        self.decided: list[Pair] = []
+        #: Pairs of equal size and other type, one per channel.
+        self.other_type: dict[Channel, Pair] = {}
+
+    def pair_all(
+        self,
+        comm: Communicator,
+        side: Side,
+        lanes: Iterable[Lane],
+        sides: Mapping[At, Side],
+        safe_time: int,
+    ) -> None:
+        """Pair the operations of an endpoint in some directions."""
+        rank = side.endpoint.comm_rank
+        if rank is None:
+            return
+        for send, peer in lanes:
+            if not 0 <= peer < comm.key.nranks:
+                side.queue(send, peer).give_up()
+                continue
+            other = comm.endpoints.get(peer)
+            channel = Channel(comm.key, *((rank, peer) if send else (peer, rank)))
+            if other is None or is_unplaced(other):
+                self._lonely(channel, side, send, peer, safe_time, other is not None)
+                continue
+            found = (
+                side if other is side.endpoint else sides.get((other.info.source, other.info.id))
+            )
+            mine = side.queue(send, peer)
+            theirs = None if found is None else found.queue(not send, rank)
+            if not side.placed or mine.odd or (theirs is not None and theirs.odd):
+                mine.give_up()
+                self.open.pop(channel, None)
+                continue
+            if theirs is None:
+                self._keep(channel, mine)
+            else:
+                self.pair(channel, *((mine, theirs) if send else (theirs, mine)))
+
+    def _lonely(
+        self, channel: Channel, side: Side, send: bool, peer: int, safe_time: int, known: bool
+    ) -> None:
+        """Nobody speaks for the peer, or nobody knows how many it made before."""
+        queue = side.queue(send, peer)
+        if not queue.n:
+            return
+        rows = queue.rows()
+        if known or int(rows[0, T]) <= safe_time:
+            old = queue.n if known else int((rows[:, T] <= safe_time).sum())
+            queue.drop(max(0, min(old, queue.n - _KEPT_LONELY)))
+        self._keep(channel, queue)
+
+    def _keep(self, channel: Channel, *queues: Queue) -> None:
+        held = 0
+        for queue in queues:
+            queue.settle()
+            held += queue.n
+        if held:
+            self.open[channel] = None
+        else:
+            self.open.pop(channel, None)
+
+    def pair(self, channel: Channel, sends: Queue, recvs: Queue) -> None:
+        """Pair what both sides have come to."""
+        start = max(sends.first, recvs.first)
+        for queue in (sends, recvs):
+            if queue.first < start:
+                queue.drop(min(queue.n, start - queue.first))
+        while channel not in self.disputed and sends.first == recvs.first:
+            n = min(sends.n, recvs.n)
+            if n == 0:
+                break
+            a, b = sends.head(n)[:, SIG], recvs.head(n)[:, SIG]
+            agreed = n
+            same = self.wires.wire(a) == self.wires.wire(b)
+            if not same.all():
+                agreed = self._compare(channel, sends, recvs, same)
+            sends.drop(agreed)
+            recvs.drop(agreed)
+            if agreed < n:
+                self.disputed[channel] = _pair_at(channel, sends, recvs)
+                self.decide(channel, sends, recvs, due=False)
+        self._keep(channel, sends, recvs)
+
+    def _compare(
+        self,
+        channel: Channel,
+        sends: Queue,
+        recvs: Queue,
+        same: NDArray[np.bool_],
+    ) -> int:
+        """How many of the next pairs agree in size, at least."""
+        for at in np.flatnonzero(~same).tolist():
+            a, b = sends.rows()[at : at + 1, SIG], recvs.rows()[at : at + 1, SIG]
+            if m.SIG_LOST in (int(a[0]), int(b[0])):
+                continue
+            if int(self.wires.size(a)[0]) != int(self.wires.size(b)[0]):
+                return int(at)
+            if channel not in self.other_type:
+                self.other_type[channel] = _pair_at(channel, sends, recvs, at)
+        return len(same)
+
+    def decide(self, channel: Channel, sends: Queue, recvs: Queue, due: bool) -> None:
+        """Judge a dispute when enough follows it, or when it is time."""
+        calls = self.options.decide_calls
+        if not due and min(sends.n, recvs.n) <= calls:
+            return
+        pair = self.disputed.pop(channel)
+        by, several = self._shift(sends, recvs, calls)
+        longer = sends if by > 0 else recvs
+        if by:
+            rows = longer.rows()[: abs(by)].tolist()
+            pair.extra = tuple(Op(*row) for row in rows)
+            longer.take_out(0, abs(by))
+        else:
+            sends.drop(1)
+            recvs.drop(1)
+        pair.several_fit = several
+        self.decided.append(pair)
+
+    def look(self, pair: Pair, sends: Queue, recvs: Queue) -> Pair:
+        """What a dispute looks like so far."""
+        by, several = self._shift(sends, recvs, self.options.decide_calls)
+        longer = sends if by > 0 else recvs
+        rows = longer.rows()[: abs(by)].tolist()
+        return Pair(
+            pair.channel,
+            pair.position,
+            pair.send,
+            pair.recv,
+            tuple(Op(*row) for row in rows),
+            several,
+            provisional=True,
+            lost=pair.lost,
+        )
+
+    def _shift(self, sends: Queue, recvs: Queue, calls: int) -> tuple[int, bool]:
+        """How many more operations the sender (or, negative, the receiver) made; 0: none."""
+        n = calls + MAX_SHIFT + 1
+        a = self.wires.size(sends.rows()[:n, SIG]).tolist()
+        b = self.wires.size(recvs.rows()[:n, SIG]).tolist()
+        least = 1 + sum(map(_agree, a[1 : 1 + calls], b[1 : 1 + calls]))
+        fits: list[tuple[int, int]] = []
+        for by in range(1, MAX_SHIFT + 1):
+            for sign, x, y in ((1, a[by:], b), (-1, b[by:], a)):
+                if x and y and _agree(x[0], y[0]):
+                    score = sum(map(_agree, x[:calls], y[:calls]))
+                    if score >= least:
+                        fits.append((score, sign * by))
+        if not fits:
+            return 0, False
+        top = max(score for score, _ in fits)
+        fitting = [by for score, by in fits if score == top]
+        return fitting[0], len(fitting) > 1
+
+    def forget(self, comm: CommKey) -> None:
+        """Drop a communicator."""
+        for known in (self.open, self.disputed, self.other_type):
+            for channel in [c for c in known if c.comm == comm]:
+                del known[channel]
+
+
+def is_unplaced(e: Endpoint) -> bool:
+    """Whether the ordinals of its sends and receives start anywhere."""
+    return not e.info.from_start
+
+
+def _agree(a: int, b: int) -> bool:
+    return a == b or -1 in (a, b)
+
+
+def _pair_at(channel: Channel, sends: Queue, recvs: Queue, at: int = 0) -> Pair:
+    send, recv = sends.at(sends.first + at), recvs.at(recvs.first + at)
+    assert send is not None and recv is not None
+    return Pair(channel, sends.first + at, send, recv)
