@@ -9,6 +9,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.idle import wait_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import Signature, SignatureTable
 from nccluprobe.match.status import (
@@ -124,7 +125,7 @@ def judge(comm: Communicator, o: OpenSlot, ctx: Context) -> Finding | None:
     if comm.disagreement is not None:
         return None
     verdict = _verdict(o, ctx)
-    if verdict is None or _idle_declared(comm, o, ctx):
+    if verdict is None:
         return None
     return _finding(comm, o, verdict, ctx)
 
@@ -194,27 +195,6 @@ def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool
     return o.until - max(ended_at, o.first) > grace
 
 
-def _idle_declared(comm: Communicator, o: OpenSlot, ctx: Context) -> bool:
-    """``--idle-ok``: only the root of a rooted collective is behind, and it lives."""
-    return _only_root_absent(o) and ctx.options.idle_declared(comm.name, comm.key.hash)
-
-
-def _only_root_absent(o: OpenSlot) -> bool:
-    return (
-        o.signature is not None
-        and o.signature.root is not None
-        and [e.comm_rank for e in o.absent] == [o.signature.root]
-        and not any(e.process.ended or e.end is not None for e in o.absent)
-    )
-
-
-def _idle_learned(comm: Communicator, o: OpenSlot, ctx: Context) -> bool:
-    s = o.signature
-    if s is None or not _only_root_absent(o):
-        return False
-    return comm.lessons.get((s.api, s.root, s.count), 0) >= ctx.options.idle_lessons
-
-
 def is_guess(o: OpenSlot) -> bool:
     """Whether it rests on a place that is one of several: then nobody is named as sure."""
     return any(e.guessed for e in o.absent) or all(e.guessed for e in o.entered)
@@ -250,10 +230,9 @@ def strongest(reasons: list[str]) -> str:
 def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Finding:
     opt = ctx.options
     limit = opt.silent_after
-    learned = _idle_learned(comm, o, ctx)
     blamed = any(r != "rank_not_observed" for r in v.reasons.values())
     guess = is_guess(o)
-    is_error = v.proof or (o.waited >= opt.error_after and blamed and not v.loss and not learned)
+    is_error = v.proof or (o.waited >= opt.error_after and blamed and not v.loss)
     missing = [e.comm_rank for e in v.missing if e.comm_rank is not None]
     details: dict[str, Any] = {
         "api": o.signature.api if o.signature else None,
@@ -283,8 +262,6 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
         details["note"] = (
             "attached late, and the calls fit in several ways: which rank is behind is a guess"
         )
-    if learned:
-        details["note"] = "waiting, cause not decidable: such waits ended well before"
     return Finding(
         key=("absence", *comm.key, o.slot, tuple(missing)),
         hang_type=v.hang_type,
@@ -297,6 +274,7 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=o.first,
-        culprits=tuple(e.process.who for e in v.missing) if blamed and not learned else (),
+        culprits=tuple(e.process.who for e in v.missing) if blamed else (),
         waiters=tuple(e.process.who for e in o.entered),
+        for_root=wait_for_root(o) if blamed else None,
     )

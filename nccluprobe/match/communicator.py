@@ -16,9 +16,10 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.disagree import Decision, Shift
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.idle import Lesson, lesson_of, waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.place import place
-from nccluprobe.match.signature import UNCOUNTED, UNSEEN, SignatureTable
+from nccluprobe.match.signature import UNCOUNTED, UNSEEN, Signature, SignatureTable
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _KEPT_LATE = 64
@@ -43,6 +44,8 @@ class LateSlot:
     seq: int
     sig: int
     times: dict[int, int]  # comm rank -> entry
+    #: History had taught before that such a wait is idle.
+    learned: bool = False
 
     @property
     def first(self) -> int:
@@ -104,8 +107,8 @@ class Communicator:
     late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_LATE))
     #: Newest closed slot in which all were in time.
     in_time: int = -1
-    #: (api, root, count) -> waits beyond the threshold that ended well.
-    lessons: dict[tuple[str, int | None, int | None], int] = field(default_factory=dict)
+    #: Waits for a root beyond the threshold that ended well, by kind.
+    lessons: dict[Lesson, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str | None:
@@ -344,12 +347,14 @@ class Communicator:
             self.late.append(late)
             for e in members:
                 e.process.waits.append(late)
-            if late.last - late.first > options.missing_after:
-                self._learn(table, late)
+            self._learn(table[late.sig], late, options)
 
-    def _learn(self, table: SignatureTable, late: LateSlot) -> None:
-        s = table[late.sig]
-        key = (s.api, s.root, s.count)
-        self.lessons[key] = self.lessons.get(key, 0) + 1
+    def _learn(self, s: Signature, late: LateSlot, options: Options) -> None:
+        key = lesson_of(s)
+        taught = self.lessons.get(key, 0)
+        late.learned = taught >= options.idle_lessons
+        if not waited_for_root(s, late.times, options.missing_after):
+            return
+        self.lessons[key] = taught + 1
         if len(self.lessons) > _KEPT_LESSONS:
             del self.lessons[next(iter(self.lessons))]

@@ -92,6 +92,8 @@ class Finding:
     culprits: tuple[Hashable, ...] = ()  # processes it points at
     waiters: tuple[Hashable, ...] = ()  # processes that wait
 
+    #: Only the root with its data is absent: what such waits taught before (idle.Lesson).
+    for_root: tuple[str, int | None, int] | None = None
     @property
     def id(self) -> str:
         """Stable: the same fault in the same traces has the same id."""

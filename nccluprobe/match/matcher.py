@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, roles
+from nccluprobe.match import absence, idle, roles
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -65,6 +65,7 @@ class Matcher(State):
         current += self.errors.findings(self._context_of)
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
+        current = idle.apply(waits, current, contexts)
         current += roles.assign(
             waits,
             current,
@@ -128,17 +129,15 @@ class Matcher(State):
         for comm in self.comms.values():
             self._late += comm.fresh_late
             comm.fresh_late.clear()
-        due = [w for w in self._late if (self._now is None or w.last <= safe) and not self._idle(w)]
+        due = [
+            w
+            for w in self._late
+            if (self._now is None or w.last <= safe)
+            and not idle.delay_is_idle(w, self.table[w.sig], self.options)
+        ]
         self._late = [w for w in self._late if self._now is not None and w.last > safe]
         self.delays.judge(due, self._missed, self.options.late_after)
         return self.delays.findings(contexts)
-
-    def _idle(self, wait: LateSlot) -> bool:
-        """Whether it is a declared wait for the root of a rooted collective."""
-        root = self.table[wait.sig].root
-        if root is None or wait.times.get(root) != wait.last:
-            return False
-        return self.options.idle_declared(wait.comm.name, wait.comm.key.hash)
 
     def _watch(self, comm: Communicator, ctx: Context) -> None:
         """Do not wait for members that nobody watches while the others go far ahead.
@@ -167,7 +166,7 @@ class Matcher(State):
         for w in waits:
             if w.finding is None:
                 continue
-            for who in w.finding.culprits:
+            for who in w.finding.culprits or [e.process.who for e in w.absent]:
                 times = self._missed.setdefault(who, [])
                 times.append(w.finding.detected_at)
                 del times[:-16]

@@ -56,6 +56,8 @@ class Process:
     info: m.ProcessInfo | None = None
     bound: int | None = None
     coverage: m.Coverage | None = None
+    #: Since when its main thread is in the state that coverage tells.
+    main_since: int = 0
     end: m.ProcessEnd | None = None
     #: Newest time in the trace, whatever the line.
     newest: int = 0
@@ -125,6 +127,8 @@ class Process:
 
     def note_coverage(self, c: m.Coverage) -> None:
         """Take a coverage line."""
+        if self.coverage is None or self.coverage.main != c.main:
+            self.main_since = c.t
         self.coverage = c
         self.first_coverage = self.first_coverage or c.t
         self.newest = max(self.newest, c.t, c.through)

@@ -1,0 +1,195 @@
+"""Waits that are normal: a follower waits for the root's data until there is work.
+
+From outside, an idle root and one that hangs outside NCCL look the same.  A wait
+of which only the root is absent, alive and outside NCCL, is idle when it was
+declared so, or when history teaches it; else it is said that nobody can decide.
+Whatever shows that the root is no free agent makes it an ordinary absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.model import SIG_LOST
+from nccluprobe.match.options import Options
+from nccluprobe.match.signature import Signature
+from nccluprobe.nccl.enums import DATATYPE_BYTES
+
+if TYPE_CHECKING:
+    from nccluprobe.match.absence import Context, OpenSlot
+    from nccluprobe.match.communicator import CommKey, LateSlot
+    from nccluprobe.match.waits import Wait
+
+#: Calls in which the others can do nothing until the root has come.
+ROOTED_FROM = frozenset({"ncclBroadcast", "ncclScatter"})
+#: States of the main thread in which a process does not work for anybody.
+_HELD = frozenset({"stopped", "uninterruptible", "dead"})
+#: Findings of these kinds say that ranks are blocked in something else.
+_BLOCKED = frozenset(
+    {
+        "collective_mismatch",
+        "skipped_or_extra_call",
+        "collective_all_ranks_stuck",
+        "collective_missing_exit",
+        "nccl_missing_exit",
+        "nccl_error_exit",
+        "comm_init_missing_enter",
+        "comm_init_rank_conflict",
+        "comm_init_stuck",
+        "p2p_mismatch",
+        "p2p_unmatched",
+        "p2p_order_inversion",
+    }
+)
+
+Lesson = tuple[str, int | None, int]
+
+DECLARED, LEARNED, UNDECIDED = "declared", "learned", "undecided"
+
+
+def lesson_of(s: Signature) -> Lesson:
+    """What a long wait teaches about: (api, root, size class by powers of two of bytes)."""
+    size = (s.count or 0) * DATATYPE_BYTES.get(s.datatype or "", 1)
+    return (s.api, s.root, size.bit_length())
+
+
+def waited_for_root(s: Signature, times: Mapping[int, int], longer_than: int) -> bool:
+    """Whether a slot that all have entered was a long wait for its root alone."""
+    if s.api not in ROOTED_FROM or s.root is None or s.root not in times:
+        return False
+    others = [t for r, t in times.items() if r != s.root]
+    return bool(others) and times[s.root] - max(others) > longer_than
+
+
+def wait_for_root(o: OpenSlot) -> Lesson | None:
+    """What history may have taught, when all that is absent is the root with its data."""
+    s = o.signature
+    if s is None or s.api not in ROOTED_FROM or s.root is None:
+        return None
+    return lesson_of(s) if [e.comm_rank for e in o.absent] == [s.root] else None
+
+
+def delay_is_idle(wait: LateSlot, signature: Signature, options: Options) -> bool:
+    """Whether a root that came late is what an idle communicator looks like."""
+    if not waited_for_root(signature, wait.times, options.late_after):
+        return False
+    return wait.learned or options.idle_declared(wait.comm.name, wait.comm.key.hash)
+
+
+def apply(
+    waits: list[Wait], current: list[Finding], contexts: Mapping[CommKey, Context]
+) -> list[Finding]:
+    """Drop or tone down absence findings that are idle waits; returns what remains."""
+    open_waits = [w for w in waits if _is_open(w, contexts[w.comm.key])]
+    asked = [w for w in open_waits if w.finding is not None and w.finding.for_root is not None]
+    kinds: dict[int, str] = {}
+    for w in asked:
+        if _may_idle(w, contexts[w.comm.key]) and not _hindered(w, current):
+            kind = _kind(w, contexts[w.comm.key])
+            if kind is not None:
+                kinds[id(w)] = kind
+    # A wait that is no idle one blocks those of the same ranks, and so on.
+    changed = True
+    while changed:
+        changed = False
+        for w in asked:
+            if id(w) in kinds and any(
+                _blocks(x, w, kinds, contexts[x.comm.key]) for x in open_waits
+            ):
+                del kinds[id(w)]
+                changed = True
+    dropped: set[int] = set()
+    for w in asked:
+        f, kind = w.finding, kinds.get(id(w))
+        if f is None or kind is None:
+            continue
+        if kind == DECLARED:
+            dropped.add(id(f))
+            w.finding = None
+        else:
+            _tone_down(f, kind)
+    return [f for f in current if id(f) not in dropped]
+
+
+def _is_open(w: Wait, ctx: Context) -> bool:
+    return w.finding is not None or ctx.now - w.first >= ctx.options.missing_after
+
+
+def _kind(w: Wait, ctx: Context) -> str | None:
+    assert w.finding is not None
+    if ctx.options.idle_declared(w.comm.name, w.comm.key.hash):
+        return DECLARED
+    lesson = w.finding.for_root
+    if lesson is not None and w.comm.lessons.get(lesson, 0) >= ctx.options.idle_lessons:
+        return LEARNED
+    return UNDECIDED if _only_such_calls(w, ctx) else None
+
+
+def _only_such_calls(w: Wait, ctx: Context) -> bool:
+    """Whether the waiters have gone on to nothing but more data of this root."""
+    (slot,), (root,) = w.at, w.absent
+    for e in w.entered:
+        for sig in np.unique(e.rows.sig[max(0, slot - e.dropped) :]).tolist():
+            s = ctx.table[sig]
+            if sig != SIG_LOST and (s.api not in ROOTED_FROM or s.root != root.comm_rank):
+                return False
+    return True
+
+
+def _may_idle(w: Wait, ctx: Context) -> bool:
+    """Whether the root is free to come, and everybody is still there to take part."""
+    if any(e.process.ended or e.end is not None for e in w.comm.endpoints.values()):
+        return False
+    (root,) = w.absent
+    process = root.process
+    inside = process.inside_now()
+    if inside is not None and ctx.now - inside.t >= ctx.options.missing_after:
+        return False
+    c = process.coverage
+    if c is None or c.alive is False:
+        return False
+    return c.main not in _HELD or ctx.now - process.main_since < ctx.options.silent_after
+
+
+def _hindered(w: Wait, current: Iterable[Finding]) -> bool:
+    """Whether something else is wrong with a member since it waits."""
+    (root,) = w.absent
+    members = _processes(w)
+    for f in current:
+        if f is w.finding or f.hang_type not in _BLOCKED:
+            continue
+        if f.hang_type == "nccl_error_exit" and f.severity == "notice":
+            continue
+        concerned = members & {*f.waiters, *f.culprits}
+        if concerned and f.state == "open" and f.since >= root.last_t:
+            return True
+    return False
+
+
+def _blocks(x: Wait, w: Wait, kinds: Mapping[int, str], ctx: Context) -> bool:
+    """Whether another wait shows that ranks of ``w`` are blocked elsewhere."""
+    if x is w or kinds.get(id(x)) in (DECLARED, LEARNED):
+        return False
+    if x.seq is None and ctx.options.idle_declared(x.comm.name, x.comm.key.hash):
+        return False  # a receive on a communicator on which waiting is normal
+    return bool(_processes(w) & _processes(x))
+
+
+def _processes(w: Wait) -> set[Hashable]:
+    return {e.process.who for e in (*w.entered, *w.absent)}
+
+
+def _tone_down(f: Finding, kind: str) -> None:
+    f.severity, f.role, f.culprits = "notice", "unknown", ()
+    f.details["idle"] = kind
+    f.details["confidence"] = "none"
+    f.details["note"] = "waiting, cause not decidable: " + (
+        "such waits for this root ended well before"
+        if kind == LEARNED
+        else "the root is outside NCCL, and nothing else is blocked; it may have nothing to "
+        "send, or hang (--idle-ok declares that this is normal)"
+    )
