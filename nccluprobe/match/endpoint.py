@@ -61,8 +61,11 @@ class Endpoint:
         self.tried = 0  # how much there was to compare at the last try
         #: The library's counters before the first call held, while it has no place.
         self.before = info.seqs
-        #: Collectives with an ``ord`` below this are known to be complete on its device.
-        self.completed = 0
+        #: Collectives with an ``ord`` below this are known to be complete on its device;
+        #: None: its source does not see completion.
+        self.completed: int | None = None
+        #: Its oldest call that is not complete, when completion is seen: slot, time, signature.
+        self.oldest: tuple[int, int, int] | None = None
         self._pending: dict[int, _Row] = {}
         self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
         #: group whose end is in flight -> ordinals of its calls in the queue
@@ -336,8 +339,23 @@ class Endpoint:
         self.lost += found
         return found
 
+    @property
+    def done(self) -> int | None:
+        """Slots before this are complete on its device; None: not seen."""
+        return None if self.completed is None else (self.info.base or 0) + self.completed
+
+    def note_oldest(self) -> None:
+        """Remember the oldest call that is not complete, before it is forgotten."""
+        done = self.done
+        if done is None or (self.oldest is not None and self.oldest[0] >= done):
+            return
+        t, sig = self.t_at(done), self.sig_at(done)
+        self.oldest = None if t is None or sig is None else (done, t, sig)
+
     def drop_to(self, slot: int) -> None:
         """Forget slots before ``slot``."""
+        if self.completed is not None:
+            self.note_oldest()
         n = min(slot - self.dropped, len(self.rows))
         if n > 0:
             self.rows.drop(n)

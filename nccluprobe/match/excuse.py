@@ -15,6 +15,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.graph import Cause, Graph, components
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
+from nccluprobe.match.waits import entry_of
 
 
 @dataclass
@@ -39,7 +40,7 @@ def level_slot(comm: Communicator) -> int | None:
     entered = {e.entered for e in members}
     if len(entered) != 1 or 0 in entered:
         return None
-    if any(e.completed >= e.next_ord > 0 for e in members):
+    if any(e.done is not None and e.done >= e.entered for e in members):
         return None
     return entered.pop() - 1
 
@@ -128,14 +129,6 @@ class Excuses:
                 left = [a for a in left if a not in mine]
                 found.append(Stall(comm, members, tuple(mine)))  # type: ignore[arg-type]
         return found
-
-
-def entry_of(w: object, e: Endpoint) -> int:
-    """When an endpoint came to the wait that it sits in."""
-    at = getattr(w, "at", ())
-    slot = at[0] if at else None
-    t = None if slot is None else e.t_at(slot)
-    return int(getattr(w, "first", 0)) if t is None else t
 
 
 def _idle_since_then(e: Endpoint) -> bool:

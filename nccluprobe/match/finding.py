@@ -21,6 +21,7 @@ HANG_TYPES: dict[str, str] = {
     "comm_init_rank_conflict": "two processes claim one rank of a new communicator",
     "comm_ended_under_waiters": "a member ended the communicator while others wait on it",
     "waiting_for_unobserved": "all observed members wait; the rest is not traced",
+    "collective_missing_exit": "a collective that all entered does not end on some members",
     "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
 }
 #: Names that later releases will use; part of the contract already.
@@ -29,7 +30,6 @@ RESERVED_HANG_TYPES: dict[str, str] = {
     "p2p_unmatched": "a send or receive whose partner has gone past",
     "p2p_order_inversion": "two peers send and receive in orders that exclude each other",
     "nccl_missing_exit": "a call does not return although it could",
-    "collective_missing_exit": "a collective that all entered does not return on some members",
     "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
 }
 
@@ -50,6 +50,7 @@ REASONS: dict[str, str] = {
     "ranks_not_in_init": "fewer ranks came than the communicator has",
     "rank_claimed_twice": "two processes initialise one rank at the same time",
     "all_inside": "all members are inside the call",
+    "not_complete_here": "calls that its peers have completed do not complete on it",
     "all_silent_after": "all members made the call, and none has called NCCL since",
     "orders_exclude": "each side waits in a call that the other has not made",
 }
@@ -91,9 +92,9 @@ class Finding:
     since: int = 0
     culprits: tuple[Hashable, ...] = ()  # processes it points at
     waiters: tuple[Hashable, ...] = ()  # processes that wait
-
     #: Only the root with its data is absent: what such waits taught before (idle.Lesson).
     for_root: tuple[str, int | None, int] | None = None
+
     @property
     def id(self) -> str:
         """Stable: the same fault in the same traces has the same id."""

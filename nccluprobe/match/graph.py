@@ -16,10 +16,12 @@ from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import is_silent
-from nccluprobe.match.waits import Wait
+from nccluprobe.match.waits import Wait, entry_of
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
 _GAVE_UP = 10 * SECOND
+#: So many peers must have gone past a wait to show that it holds nobody's host.
+_PEERS = 2
 
 
 class Cause(NamedTuple):
@@ -28,7 +30,8 @@ class Cause(NamedTuple):
     ``rank``: an actor that waits for nobody.  ``finding``: something else that is
     wrong with it (key: the finding's id).  ``inside``: an actor in a call that
     may wait for others.  ``silent``: an actor that is not observed.  ``cycle``:
-    actors that wait for each other (key: number of the cycle).
+    actors that wait for each other (key: number of the cycle).  ``stuck``: a call
+    that lacks nobody and is not complete (key: its communicator).
     """
 
     kind: str
@@ -94,6 +97,23 @@ class Graph:
             x is not w and x.first + _GAVE_UP <= gone for x in self.blockers.get(e.actor, ())
         )
 
+    def passed(self, w: Wait, e: Endpoint) -> bool:
+        """Whether others came to this wait from the very waits that an absent member sits in.
+
+        Then these do not keep it from coming.  Asked only where completion is
+        seen: else a rank may have to wait for the device where its peers need not.
+        """
+        waits = self.waits_of(e.actor)
+        if e.completed is None or not waits or any(x.seq is None for x in waits):
+            return False
+        peers = [p for p in w.entered if all(self._before(x, w, p) for x in waits)]
+        return len(peers) >= _PEERS
+
+    def _before(self, x: Wait, w: Wait, peer: Endpoint) -> bool:
+        """Whether a peer sat in one wait already when it came to the other."""
+        sat = next((p for p in x.entered if p.actor == peer.actor), None)
+        return sat is not None and x is not w and entry_of(x, sat) <= entry_of(w, peer)
+
     def _end_of(self, actor: Actor) -> Cause:
         """The cause that an actor without waits is."""
         e = self.endpoint_of[actor]
@@ -118,8 +138,10 @@ class Graph:
         own: dict[int, set[Cause]] = {}
         for i, w in enumerate(self.waits):
             out = []
+            if not w.absent:
+                own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
             for e in w.absent:
-                if self.left(w, e):
+                if self.left(w, e) or self.passed(w, e):
                     own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
                 else:
                     out.append(node_of[e.actor])

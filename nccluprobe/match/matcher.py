@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, idle, roles
+from nccluprobe.match import absence, completion, idle, roles
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -65,6 +65,8 @@ class Matcher(State):
         current += self.errors.findings(self._context_of)
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
+        current += completion.judge(self.comms.values(), self._context)
+        waits += completion.pending_waits(self.comms.values(), waits)
         current = idle.apply(waits, current, contexts)
         current += roles.assign(
             waits,

@@ -127,6 +127,25 @@ class _Roles:
                 for a in stall.candidates:
                     self._of_cause[Cause("rank", a)] = f
                 made.append(f)
+        return made + self._stuck()
+
+    def _stuck(self) -> list[Finding]:
+        """Calls that lack nobody and are not complete, with others waiting behind them."""
+        made = []
+        for node in self.graph.waits:
+            if node.absent:
+                continue
+            cause = Cause("stuck", node.comm.key)
+            behind = [
+                w
+                for w in self.graph.waits
+                if w.finding is not None and cause in self.graph.causes[id(w)]
+            ]
+            if behind:
+                stall = Stall(node.comm, node.entered, ())
+                f = stall_finding(stall, behind, self.context(node.comm))
+                self._of_cause[cause] = f
+                made.append(f)
         return made
 
     def _tell(self, w: Wait) -> None:
@@ -168,7 +187,8 @@ class _Roles:
                 continue
             if reasons.get(e.comm_rank) in _UNSURE or e.guessed:
                 continue
-            if self.graph.left(w, e) or cause in self._own_end(e.actor):
+            own = self.graph.left(w, e) or self.graph.passed(w, e)
+            if own or cause in self._own_end(e.actor):
                 named.append(e)
         if not named or not f.culprits:
             return

@@ -181,7 +181,7 @@ class State:
     def _completed(self, c: m.Completed) -> None:
         e = self.endpoints.get((c.source, c.comm))
         if e is not None:
-            e.completed = max(e.completed, c.calls)
+            e.completed = max(e.completed or 0, c.calls)
             self.p2p.completed(e, c)
 
     def _group_ends(self, g: m.GroupEnds) -> None:

@@ -47,3 +47,11 @@ class Wait:
     def waiting(self) -> frozenset[Hashable]:
         """Actors that wait in it."""
         return frozenset(e.actor for e in self.entered)
+
+
+def entry_of(w: Wait, e: Endpoint) -> int:
+    """When an endpoint came to the wait that it sits in, unix ns."""
+    if e.oldest is not None and w.at and e.oldest[0] == w.at[0]:
+        return e.oldest[1]
+    t = e.t_at(w.at[0]) if w.at and w.seq is not None else None
+    return w.first if t is None else t

@@ -1,0 +1,171 @@
+"""What completion tells, where a source sees it (flight recorder, Inspector).
+
+A call that others have completed long ago and one rank has not: its device, or
+its view of it, is broken.  A call that all have entered and nobody has completed
+holds its members as much as one that lacks somebody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.process import Who
+from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+from nccluprobe.match.waits import Wait, entry_of
+
+#: Every member needs every other: nobody can complete a later one without all.
+_SYNCHRONIZING = frozenset(
+    {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "barrier"}
+)
+
+
+class _Behind(NamedTuple):
+    comm: Communicator
+    endpoint: Endpoint
+    by: int  # completed calls that its peers are ahead
+    slot: int
+    since: int
+    peers: tuple[int, ...]
+
+
+def _seen(comm: Communicator) -> list[Endpoint]:
+    if comm.ambiguous:
+        return []
+    members = [e for e in comm.members() if e.done is not None]
+    for e in members:
+        e.note_oldest()
+    return members
+
+
+def _furthest(members: Iterable[Endpoint]) -> int:
+    return max((e.done for e in members if e.done is not None), default=0)
+
+
+def pending_waits(comms: Iterable[Communicator], waits: list[Wait]) -> list[Wait]:
+    """Calls that all have entered and nobody has completed, as nodes of the graph.
+
+    They lack the members whose stream is held up by something older; when there
+    is none, they lack nobody.
+    """
+    sits: dict[object, list[tuple[int, Wait]]] = {}
+    for w in waits:
+        for e in w.entered:
+            sits.setdefault(e.actor, []).append((entry_of(w, e), w))
+    found: list[Wait] = []
+    for comm in comms:
+        members = _seen(comm)
+        if len(members) < 2 or len(members) < len(comm.members()):
+            continue
+        done = _furthest(members)
+        if min(e.entered for e in members) <= done:
+            continue
+        since = {id(e): e.oldest[1] for e in members if e.oldest is not None}
+        if len(since) < len(members):
+            continue
+        held = tuple(
+            e
+            for e in members
+            if any(t <= since[id(e)] and w.comm is not comm for t, w in sits.get(e.actor, ()))
+        )
+        seq = comm.seq(done)
+        found.append(
+            Wait(
+                comm=comm,
+                label=f"call #{seq}, which all have entered",
+                first=min(since.values()),
+                entered=tuple(members),
+                absent=held,
+                at=(done, 1),
+                seq=seq,
+            )
+        )
+    return found
+
+
+def judge(
+    comms: Iterable[Communicator], context: Callable[[Communicator], Context]
+) -> list[Finding]:
+    """Ranks on which calls do not complete that others have gone far past."""
+    behind: dict[Who, list[_Behind]] = {}
+    for comm in comms:
+        members = _seen(comm)
+        done = _furthest(members)
+        for e in members:
+            own = e.done
+            if own is None or own >= min(done, e.entered) or e.oldest is None:
+                continue
+            ctx = context(comm)
+            if ctx.table[e.oldest[2]].api not in _SYNCHRONIZING:
+                continue
+            if ctx.now - e.oldest[1] < ctx.options.missing_after:
+                continue
+            peers = tuple(
+                x.comm_rank for x in members if x.comm_rank is not None and x.done == done
+            )
+            behind.setdefault(e.process.who, []).append(
+                _Behind(comm, e, min(done, e.entered) - own, own, e.oldest[1], peers)
+            )
+    found = []
+    for cases in behind.values():
+        worst = max(cases, key=lambda b: (b.by, -b.since, b.comm.key))
+        # One call behind in one place is a victim of a member that died in its midst.
+        if worst.by >= 2 or len(cases) >= 2:
+            found.append(_finding(worst, len(cases), context(worst.comm)))
+    return found
+
+
+def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
+    comm, e = b.comm, b.endpoint
+    rank = e.comm_rank if e.comm_rank is not None else -1
+    waited = max(0, ctx.now - b.since)
+    signature = ctx.table[e.oldest[2]] if e.oldest is not None else None
+    api = signature.api if signature else None
+    also = f", and so on {places} communicators" if places > 1 else ""
+    details: dict[str, Any] = {
+        "api": api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": [x.comm_rank for x in comm.members() if x.entered > b.slot],
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": "not_complete_here",
+        "confidence": "inferred",
+        "trace_event_loss_possible": False,
+        "signature": signature.text() if signature else None,
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": b.since,
+        "not_complete_comm_ranks": [rank],
+        "not_complete_rank_status": [
+            rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, "not_complete_here")
+        ],
+        "complete_comm_ranks": sorted(b.peers),
+        "calls_behind": b.by,
+        "summary": (
+            f"Rank {rank} ({e.process.place()}) has not completed {api} #{comm.seq(b.slot)} of "
+            f"communicator {comm.label}, while rank{'s' if len(b.peers) > 1 else ''} "
+            f"{ranks_text(sorted(b.peers))} completed {b.by} "
+            f"call{'s' if b.by > 1 else ''} more{also}: its GPU has failed, or does not report."
+        ),
+    }
+    return Finding(
+        key=("completion", e.process.who, *comm.key),
+        hang_type="collective_missing_exit",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=comm.seq(b.slot),
+        detected_at=ctx.now,
+        details=details,
+        severity="error",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=b.since,
+        culprits=(e.process.who,),
+        waiters=(e.process.who,),
+    )
