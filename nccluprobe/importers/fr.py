@@ -1,0 +1,296 @@
+"""PyTorch flight recorder dumps of a job to the matcher's items.
+
+Slots are PyTorch's own numbers (collective_seq_id), so rings that begin at
+different calls align exactly.  A dump does not say when it was made: PyTorch
+makes it when an operation has timed out, so the ranks are taken to have waited
+for that timeout, unless the files' times say that it was sooner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from nccluprobe.importers.fr_calls import Calls, Collectives, Transfers
+from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
+from nccluprobe.match import model as m
+from nccluprobe.match.signature import SignatureTable
+
+SECOND = 1_000_000_000
+#: PyTorch's own default.
+_TIMEOUT_MS = 600_000
+
+
+@dataclass
+class _Part:
+    """One rank in one group."""
+
+    rank: int  # in the group
+    comm: int  # number in its source
+    collectives: Collectives | None = None
+    transfers: Transfers | None = None
+    #: The number that its next collective gets; None: not known.
+    position: int | None = None
+
+
+@dataclass
+class _Group:
+    key: GroupKey
+    parts: dict[int, _Part] = field(default_factory=dict)
+    has_p2p: bool = False
+    newest: int = 0  # largest number of a collective that anyone shows
+
+    @property
+    def complete(self) -> int:
+        """Below this, somebody has completed every collective."""
+        found = [0]
+        for p in self.parts.values():
+            if p.collectives is not None:
+                found.append(p.collectives.pending)
+            elif p.position is not None:
+                found.append(p.position)
+        return max(found)
+
+
+class FlightRecorder:
+    """One job's dumps."""
+
+    def __init__(self, job: Job, first_source: int, table: SignatureTable) -> None:
+        self.job = job
+        self.table = table
+        self.sources = {r: first_source + i for i, r in enumerate(sorted(job.members))}
+        self.newest = max((x.dump.newest for x in job.members.values() if x.dump), default=0)
+        timeouts = [x.dump.timeout_ms for x in job.members.values() if x.dump and x.dump.timeout_ms]
+        #: How long the ranks are taken to have waited, ns.
+        self.waited = min(timeouts, default=_TIMEOUT_MS) * 1_000_000
+        self.calls = 0
+        self._groups: dict[GroupKey, _Group] = {}
+        self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
+
+    def through(self) -> int:
+        """When the dumps were made, as far as it can be told."""
+        latest = self.newest + self.waited
+        times = []
+        for member in self.job.members.values():
+            if member.dump is not None:
+                try:
+                    times.append(Path(member.name).stat().st_mtime_ns)
+                except OSError:
+                    continue
+        written = max(times, default=0)
+        return written if self.newest <= written < latest else latest
+
+    def items(self) -> Iterator[list[m.Item]]:
+        """Items, a list for each rank."""
+        calls: dict[int, Calls] = {}
+        for rank, member in sorted(self.job.members.items()):
+            if member.dump is not None:
+                calls[rank] = self._read(rank, member.dump)
+        for rank, member in self.job.members.items():
+            self._place(rank, member)
+        frontier = self._frontiers()
+        through = self.through()
+        for rank, member in sorted(self.job.members.items()):
+            yield list(self._rank_items(rank, member, frontier, through))
+
+    # -- reading -----------------------------------------------------------
+
+    def _read(self, rank: int, dump: Dump) -> Calls:
+        calls = Calls(dump, self.table)
+        self.calls += len(dump)
+        for g, (name, desc) in enumerate(dump.groups_seen):
+            known = group_of(dump, name, desc)
+            if known is None or rank not in known.ranks:
+                continue
+            group = self._group((known.name, known.ranks))
+            self.job.desc.setdefault(group.key, desc)
+            has_p2p = calls.has_p2p(g)
+            group.has_p2p |= has_p2p
+            status = dump.status.get(dump.pg_ids[g])
+            part = group.parts[rank] = _Part(known.ranks.index(rank), 0)
+            part.collectives = calls.collectives(g, None if has_p2p else status)
+            part.transfers = calls.transfers(g, len(known.ranks), status) if has_p2p else None
+            newest = calls.entered(g)
+            if part.collectives is None:
+                # A send says after which collective it was queued.
+                part.position = newest + 1
+            group.newest = max(group.newest, newest)
+        return calls
+
+    def _group(self, key: GroupKey) -> _Group:
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = _Group(key)
+        return found
+
+    def _place(self, rank: int, member: Member) -> None:
+        """Where a rank stands in groups of which its dump shows nothing."""
+        status = {} if member.dump is None else _status_by_name(member.dump)
+        for group in self._groups.values():
+            name, ranks = group.key
+            if rank not in ranks or rank in group.parts:
+                continue
+            part = group.parts[rank] = _Part(ranks.index(rank), 0)
+            last = status.get(name)
+            # Where sends are counted in the same place the number may be theirs.
+            if last is not None and not group.has_p2p and last <= group.newest:
+                part.position = last + 1
+
+    def _frontiers(self) -> dict[tuple[GroupKey, int, int], int]:
+        """(group, sender, receiver) -> transfers that one side has completed, as numbered here."""
+        found: dict[tuple[GroupKey, int, int], int] = {}
+        for key, group in self._groups.items():
+            for part in group.parts.values():
+                if part.transfers is None:
+                    continue
+                for send, peer, _, done in _by_peer(part.transfers):
+                    pair = (key, part.rank, peer) if send else (key, peer, part.rank)
+                    found[pair] = max(found.get(pair, 0), done)
+        return found
+
+    # -- items -------------------------------------------------------------
+
+    def _rank_items(
+        self,
+        rank: int,
+        member: Member,
+        frontier: dict[tuple[GroupKey, int, int], int],
+        through: int,
+    ) -> Iterator[m.Item]:
+        source = self.sources[rank]
+        yield m.SourceOpened(source, member.name)
+        dump = member.dump
+        yield m.ProcessInfo(
+            source=source,
+            key=m.ProcessKey(f"flight-recorder-{self._id}-{rank}", 0, rank),
+            run_id=f"flight-recorder-{self._id}",
+            host="",
+            rank=rank,
+            world_size=len(self.job.members),
+            front="flight recorder",
+            nccl_versions=(dump.nccl_version,) if dump and dump.nccl_version else (),
+        )
+        mine = [g for g in self._groups.values() if rank in g.parts]
+        for comm, group in enumerate(mine, 1):
+            yield self._comm(source, comm, group, group.parts[rank])
+        for comm, group in enumerate(mine, 1):
+            part = group.parts[rank]
+            if part.collectives is not None:
+                yield _batch(source, comm, part.collectives)
+            p2p: list[tuple[bool, int, int]] = []
+            if part.transfers is not None:
+                yield _p2p_batch(source, comm, group.key, part, frontier, p2p)
+            c = part.collectives
+            yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
+        if dump is not None:
+            yield m.Coverage(
+                source=source,
+                t=through,
+                through=through,
+                lost=0,
+                blind=0,
+                in_flight=0,
+                alive=None,
+                main="unknown",
+            )
+        yield m.Progress(source, through, caught_up=True)
+
+    def _comm(self, source: int, comm: int, group: _Group, part: _Part) -> m.CommInfo:
+        name, ranks = group.key
+        members = hashlib.blake2s(repr(ranks).encode(), digest_size=4).hexdigest()
+        if part.collectives is not None:
+            base = part.collectives.base
+        else:
+            # Of a rank that shows nothing: it has taken part in what is complete.
+            base = group.complete if part.position is None else part.position
+        return m.CommInfo(
+            source=source,
+            id=comm,
+            t=self.newest,
+            hash=f"pg{name}-{members}-{self._id}",
+            instance=0,
+            comm_rank=part.rank,
+            nranks=len(ranks),
+            learnt="flight_recorder",
+            name=self.job.desc.get(group.key) or None,
+            base=base,
+        )
+
+
+def _status_by_name(dump: Dump) -> dict[str, int]:
+    """Group name -> number of the newest call.  Names and ids both rise as groups are made."""
+    by_id = {i: name for i, (name, _) in zip(dump.pg_ids, dump.groups_seen, strict=True)}
+    names = [g.name for g in dump.groups.values()]
+    if not all(x.isdigit() for x in (*names, *dump.status)) or len(names) != len(dump.status):
+        return {by_id[i]: s[0] for i, s in dump.status.items() if i in by_id}
+    paired = dict(zip(sorted(dump.status, key=int), sorted(names, key=int), strict=True))
+    if any(paired.get(i) != name for i, name in by_id.items()):
+        return {by_id[i]: s[0] for i, s in dump.status.items() if i in by_id}
+    return {name: dump.status[i][0] for i, name in paired.items()}
+
+
+def _batch(source: int, comm: int, c: Collectives) -> m.Batch:
+    n = len(c.sig)
+    return m.Batch(
+        source=source,
+        comm=comm,
+        ord=np.arange(n, dtype=np.int64),
+        idx=c.record,
+        sig=c.sig,
+        t_enter=c.t,
+        t_exit=c.t,
+        rc=np.zeros(n, np.int32),
+        group=np.zeros(n, np.int64),
+        thread=np.zeros(n, np.int64),
+    )
+
+
+def _by_peer(t: Transfers) -> Iterator[tuple[bool, int, m.Int64, int]]:
+    """(is a send, peer, rows in order, how many at the front are complete)."""
+    key = t.peer.astype(np.int64) * 2 + t.send
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        rows = order[start:end]
+        waiting = np.flatnonzero(~t.done[rows])
+        done = int(waiting[0]) if len(waiting) else len(rows)
+        yield bool(t.send[rows[0]]), int(t.peer[rows[0]]), rows, done
+
+
+def _p2p_batch(
+    source: int,
+    comm: int,
+    key: GroupKey,
+    part: _Part,
+    frontier: dict[tuple[GroupKey, int, int], int],
+    completed: list[tuple[bool, int, int]],
+) -> m.P2PBatch:
+    """Transfers, numbered so that the first that is not complete is the same on both sides."""
+    t = part.transfers
+    assert t is not None
+    n = len(t.sig)
+    order = np.zeros(n, np.int64)
+    for send, peer, rows, done in _by_peer(t):
+        pair = (key, part.rank, peer) if send else (key, peer, part.rank)
+        common = frontier[pair]
+        order[rows] = np.arange(len(rows)) + (common - done)
+        completed.append((send, peer, common))
+    return m.P2PBatch(
+        source=source,
+        comm=comm,
+        send=t.send,
+        peer=t.peer,
+        ord=order,
+        idx=t.record,
+        sig=t.sig,
+        t_enter=t.t,
+        t_exit=t.t,
+        rc=np.zeros(n, np.int32),
+        group=np.zeros(n, np.int64),
+        thread=np.zeros(n, np.int64),
+    )

@@ -1,0 +1,270 @@
+"""One dump of PyTorch's flight recorder: pickle or JSON to columns.
+
+Pure Python types only: the unpickler refuses every class and function.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import orjson
+
+from nccluprobe.match.model import Int32, Int64
+
+#: A dump is about 2 kB an entry, and rings have some thousand entries.
+MAX_BYTES = 1 << 30
+_MAX_ENTRIES = 4_000_000
+_MAX_GROUPS = 100_000
+_BIG = 2**62
+
+SCHEDULED, STARTED, COMPLETED = 0, 1, 2
+_STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
+
+
+@dataclass
+class Group:
+    """A process group as a dump describes it.  ``ranks``: global, by group rank."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class Dump:
+    """One rank's dump, as columns of equal length over its entries.
+
+    ``group``, ``name``, ``datatype``: indices into ``groups_seen``, ``names``,
+    ``datatypes``.  ``inputs``, ``outputs``: elements.  ``state``: SCHEDULED ...
+    Times in unix ns, 0 when not known.
+    """
+
+    version: str
+    nccl_version: str | None
+    groups: dict[str, Group]
+    #: pg_id as text -> (last enqueued, last completed).
+    status: dict[str, tuple[int, int]]
+    groups_seen: list[tuple[str, str]] = field(default_factory=list)
+    #: index in groups_seen -> pg_id as text
+    pg_ids: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    datatypes: list[str] = field(default_factory=list)
+    group: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    name: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    datatype: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    record: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    p2p_seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    is_p2p: np.ndarray[Any, np.dtype[np.bool_]] = field(
+        default_factory=lambda: np.empty(0, np.bool_)
+    )
+    inputs: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    outputs: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    state: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    created: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    newest: int = 0
+    #: Shortest timeout of what is not complete; 0: none.
+    timeout_ms: int = 0
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Plain types only."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse: a dump holds no object."""
+        raise ValueError(f"it asks for {module}.{name}: a dump holds plain types only"[:200])
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Refuse: a dump refers to nothing outside."""
+        raise ValueError("it refers to objects outside: a dump holds plain types only")
+
+
+def read_dump(path: str) -> Dump:
+    """Read a dump; ValueError says what is wrong with it."""
+    size = Path(path).stat().st_size
+    if size > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+    data = Path(path).read_bytes()
+    if not data.strip():
+        raise ValueError("it is empty")
+    return parse_dump(data)
+
+
+def parse_dump(data: bytes) -> Dump:
+    """The dump in these bytes; ValueError says what is wrong with them."""
+    first = data.lstrip()[:1]
+    content = _from_json(data) if first == b"{" else _from_pickle(data)
+    if not isinstance(content, dict) or not ({"entries", "pg_config"} & content.keys()):
+        raise ValueError("it is no flight recorder dump: it has neither entries nor pg_config")
+    try:
+        return _dump(content)
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"its contents have wrong types ({error})"[:200]) from error
+
+
+def _from_json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        # Not-a-number and bytes that are no UTF-8 in a name do not spoil the rest.
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no whole JSON text ({error})"[:200]) from error
+
+
+def _from_pickle(data: bytes) -> Any:
+    try:
+        return _PlainUnpickler(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # the unpickler raises whatever a broken stream leads it to
+        why = str(error) or type(error).__name__
+        raise ValueError(f"it is no whole pickle ({why})"[:200]) from error
+
+
+def _dump(content: dict[Any, Any]) -> Dump:
+    entries = content.get("entries") or []
+    if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
+        raise ValueError("its entries are no list, or too many")
+    version = content.get("nccl_version")
+    dump = Dump(
+        version=str(content.get("version", ""))[:20],
+        nccl_version=version[:40] if isinstance(version, str) else None,
+        groups=_groups(content.get("pg_config")),
+        status=_status(content.get("pg_status")),
+    )
+    if entries:
+        _columns(dump, entries)
+    return dump
+
+
+def _groups(config: Any) -> dict[str, Group]:
+    found: dict[str, Group] = {}
+    if not isinstance(config, dict):
+        return found
+    for key, value in list(config.items())[:_MAX_GROUPS]:
+        if isinstance(value, dict):
+            name, desc, ranks = value.get("name", key), value.get("desc", ""), value.get("ranks")
+        else:  # versions before 2.0: a list of ranks
+            name, desc, ranks = key, "", value
+        if isinstance(ranks, str):
+            ranks = _listed(ranks)
+        if not isinstance(ranks, list) or not all(type(r) is int and 0 <= r < _BIG for r in ranks):
+            continue
+        found[str(key)] = Group(str(name)[:200], str(desc)[:200], tuple(ranks))
+    return found
+
+
+def _listed(text: str) -> list[int]:
+    """The ranks of a text such as "[0, 1, 2]"."""
+    inside = text.strip().strip("[]").strip()
+    if not inside or len(inside) > 16 << 20:
+        return []
+    parts = inside.split(",")
+    try:
+        return [int(p) for p in parts if len(p) < 20]
+    except ValueError:
+        return []
+
+
+def _status(status: Any) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    if isinstance(status, dict):
+        for key, value in list(status.items())[:_MAX_GROUPS]:
+            if not isinstance(value, dict):
+                continue
+            pair = value.get("last_enqueued_collective"), value.get("last_completed_collective")
+            if all(type(n) is int and -_BIG < n < _BIG for n in pair):
+                found[str(key)] = (int(pair[0]), int(pair[1]))  # type: ignore[arg-type]
+    return found
+
+
+class _Numbers(dict[Any, int]):
+    """Values -> small numbers, in order of coming."""
+
+    def __missing__(self, key: Any) -> int:
+        found = self[key] = len(self)
+        return found
+
+
+def _columns(dump: Dump, entries: list[Any]) -> None:
+    groups, names, datatypes = _Numbers(), _Numbers(), _Numbers()
+    dump.record = _int64([e.get("record_id", i) for i, e in enumerate(entries)])
+    # Version 2.0 had one count for both.
+    dump.seq = _int64(
+        [e["collective_seq_id"] if "collective_seq_id" in e else e["seq_id"] for e in entries]
+    )
+    dump.p2p_seq = _int64([e.get("p2p_seq_id", 0) for e in entries])
+    dump.is_p2p = np.array([e.get("is_p2p", False) is True for e in entries], np.bool_)
+    keys = [
+        (str(e.get("pg_id", "")), *e["process_group"])
+        if "process_group" in e
+        else (str(e["pg_id"]), str(e["pg_id"]), "")
+        for e in entries
+    ]
+    dump.group = np.array([groups[k] for k in keys], np.int32)
+    dump.name = np.array([names[e["profiling_name"]] for e in entries], np.int32)
+    dump.datatype = np.array(
+        [
+            datatypes[_first(e.get("input_dtypes")) or _first(e.get("output_dtypes"))]
+            for e in entries
+        ],
+        np.int32,
+    )
+    dump.inputs = _int64([_elements(e.get("input_sizes")) for e in entries])
+    dump.outputs = _int64([_elements(e.get("output_sizes")) for e in entries])
+    dump.state = np.array([_STATES.get(e["state"], SCHEDULED) for e in entries], np.int32)
+    dump.created = _int64([e.get("time_created_ns") or 0 for e in entries])
+    done = max((e.get("time_discovered_completed_ns") or 0 for e in entries), default=0)
+    dump.newest = max(int(dump.created.max()), _checked(done))
+    limits = {
+        e.get("timeout_ms") or 0
+        for e, state in zip(entries, dump.state.tolist(), strict=True)
+        if state != COMPLETED
+    } - {0}
+    dump.timeout_ms = min((_checked(t) for t in limits), default=0)
+    if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
+        raise TypeError("a name is no text")
+    dump.names = [n[:200] for n in names]
+    dump.datatypes = [str(d)[:40] for d in datatypes]
+    dump.groups_seen = [(str(k[1])[:200], str(k[2])[:200]) for k in groups]
+    dump.pg_ids = [str(k[0])[:40] for k in groups]
+
+
+def _int64(values: list[Any]) -> Int64:
+    """Integers only: anything else raises, where numpy would convert."""
+    found = np.array(values)
+    if found.dtype != np.int64:
+        raise TypeError("a number is no integer, or too large")
+    if len(found) and (int(found.min()) <= -_BIG or int(found.max()) >= _BIG):
+        raise OverflowError("a number is too large")
+    return found
+
+
+def _checked(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _BIG:
+        raise TypeError("a number is no integer, or too large")
+    return value
+
+
+def _first(values: Any) -> str:
+    return values[0] if isinstance(values, (list, tuple)) and values else ""
+
+
+def _elements(shapes: Any) -> int:
+    """Elements of all tensors; -1 when there are none."""
+    if not shapes:
+        return -1
+    return min(sum(map(math.prod, shapes)), _BIG - 1)

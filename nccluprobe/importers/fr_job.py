@@ -1,0 +1,116 @@
+"""The dumps of one job: which file is which rank, and what they know together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nccluprobe.importers.fr_dump import Dump, Group
+
+_RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
+
+#: A process group: its name and members, the same on all its ranks.
+GroupKey = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class Member:
+    """One rank of the job.  ``dump`` is None when its file is broken or missing."""
+
+    rank: int
+    name: str
+    dump: Dump | None
+    error: str | None = None
+
+
+@dataclass
+class Job:
+    """All ranks of a job.  ``members``: by global rank; ``desc``: of groups."""
+
+    label: str
+    members: dict[int, Member] = field(default_factory=dict)
+    desc: dict[GroupKey, str] = field(default_factory=dict)
+
+    def add_missing(self) -> None:
+        """Ranks that the groups of others name, and that left no file."""
+        for m in list(self.members.values()):
+            for g in m.dump.groups.values() if m.dump is not None else ():
+                self.desc.setdefault((g.name, g.ranks), g.desc)
+        named = {r for _, ranks in self.desc for r in ranks}
+        for rank in sorted(named - self.members.keys()):
+            self.members[rank] = Member(rank, f"rank {rank} (no dump)", None, "no dump")
+
+
+def rank_in_name(path: str) -> int | None:
+    """The rank that a file's name tells: after "rank", else its last number."""
+    name = Path(path).name
+    found = _RANK.findall(name)
+    if found:
+        return int(found[-1])
+    last = _NUMBER.search(name)
+    return None if last is None else int(last[1])
+
+
+def rank_of(path: str, dump: Dump | None) -> int | None:
+    """Global rank of a dump: by its file's name, unless its groups say otherwise."""
+    told = rank_in_name(path)
+    if dump is None or not dump.groups:
+        return told
+    common: set[int] | None = None
+    for g in dump.groups.values():
+        common = set(g.ranks) if common is None else common & set(g.ranks)
+    if not common or told in common:
+        return told
+    return next(iter(common)) if len(common) == 1 else None
+
+
+def jobs_of(files: Iterable[tuple[str, Dump | None, str | None]]) -> tuple[list[Job], list[str]]:
+    """Files (path, dump, error) to jobs, and what could not be placed.
+
+    A folder is a job; where it has a rank twice, each set of alike names is one.
+    """
+    problems: list[str] = []
+    folders: dict[str, list[Member]] = {}
+    for path, dump, error in files:
+        rank = rank_of(path, dump)
+        if rank is None:
+            problems.append(f"{path}: neither its name nor its groups tell whose rank it is")
+            continue
+        folders.setdefault(str(Path(path).parent), []).append(Member(rank, path, dump, error))
+    jobs: list[Job] = []
+    for folder, members in sorted(folders.items()):
+        sets: dict[str, list[Member]] = {"": members}
+        if len({m.rank for m in members}) < len(members):
+            sets = {}
+            for m in members:
+                sets.setdefault(_stem(m), []).append(m)
+        for stem, some in sorted(sets.items()):
+            job = Job(f"{folder}/{stem}")
+            for m in some:
+                if m.rank in job.members:
+                    problems.append(f"{m.name}: a second dump of rank {m.rank}, not read")
+                    continue
+                job.members[m.rank] = m
+            job.add_missing()
+            jobs.append(job)
+    return jobs, problems
+
+
+def _stem(m: Member) -> str:
+    name = Path(m.name).name
+    if _RANK.search(name):
+        return _RANK.sub("", name)
+    return _NUMBER.sub("", name)
+
+
+def group_of(dump: Dump, name: str, desc: str) -> Group | None:
+    """The group of an entry in the dump's own configuration."""
+    found = dump.groups.get(name)
+    if found is None or found.name != name:
+        found = next((g for g in dump.groups.values() if g.name == name), found)
+    if found is not None and desc and not found.desc:
+        found.desc = desc
+    return found
