@@ -1,0 +1,119 @@
+"""One case: a program, what is broken in it, and how its run went."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+
+from model.emit import JobTrace, emit
+from model.engine import Engine
+from model.faults import FAULTS, Breaker, NoPlace, Truth
+from model.loss import lose
+from model.ops import Host, Program
+from model.program import generate
+
+#: How long a broken job is watched after nothing moves any more, in seconds.
+HANG_S = 400.0
+#: A rank that was away for longer may be called late.
+NOTICED_S = 20.0
+
+
+class Invalid(AssertionError):
+    """A program without a fault did not end: an error of the model."""
+
+
+@dataclass
+class Case:
+    """``truth`` None: nothing is broken.  ``visible``: something is open at the API."""
+
+    seed: int
+    engine: Engine
+    horizon: float
+    truth: Truth | None
+    visible: bool = True
+    #: Ranks that are away for long, and come back: they may be called late.
+    slow: frozenset[int] = frozenset()
+
+    def traces(self, rate: float = 0.0) -> JobTrace:
+        """What a tracer wrote that lost this part of all records."""
+        rng = random.Random(f"loss {self.seed} {rate}")
+        burst = rng.choice([1, 1, 4, 16])
+        lost = {p.rank: lose(p, rate, rng, burst) for p in self.engine.procs}
+        return emit(self.engine, self.horizon, lost)
+
+
+def slow_ranks(program: Program) -> frozenset[int]:
+    """Ranks with a phase outside NCCL that is long enough to be noticed."""
+    return frozenset(
+        r
+        for r, threads in enumerate(program.code)
+        for code in threads
+        if any(isinstance(i, Host) and (i.dt or 0.0) > NOTICED_S for i in code)
+    )
+
+
+def healthy(seed: int) -> Case:
+    """A program without a fault; some are looked at in the middle of their run."""
+    program = generate(seed)
+    engine = Engine(program, seed)
+    end = engine.run()
+    stuck = [p.rank for p in engine.procs if not p.finished]
+    if stuck:
+        raise Invalid(f"seed {seed}: ranks {stuck} hang without a fault")
+    rng = random.Random(f"horizon {seed}")
+    horizon = rng.uniform(1.0, end) if rng.random() < 0.3 else end + rng.choice([0.1, 5.0, 30.0])
+    return Case(seed, engine, horizon, None, slow=slow_ranks(program))
+
+
+def broken(seed: int, kind: str, tries: int = 40) -> Case:
+    """A program with a fault of this kind that takes effect; NoPlace: none found."""
+    program = generate(seed)
+    engine = Engine(program, seed)
+    engine.run()
+    members = {(p.rank, name): e.comm.members for p in engine.procs for name, e in p.known.items()}
+    comms = {e.comm for p in engine.procs for e in p.known.values()}
+    slots = sorted((c.hash, n, c.nranks) for c in comms for n in c.slots)
+    rng = random.Random(f"fault {seed} {kind}")
+    for _ in range(tries):
+        changed = copy.copy(program)
+        changed.code = [[list(t) for t in threads] for threads in program.code]
+        changed.device_hangs, changed.never_started = set(), set()
+        truth = FAULTS[kind](Breaker(changed, rng, members, slots))
+        run = Engine(changed, seed)
+        try:
+            end = run.run()
+        except KeyError:
+            continue  # uses a communicator that it does not have any more
+        waiting = [p.rank for p in run.procs if not p.finished and p.rank not in truth.culprits]
+        waiting = [r for r in waiting if r not in changed.never_started]
+        if truth.blocks and not waiting:
+            continue
+        horizon = end + (HANG_S if any(not p.finished for p in run.procs) else 5.0)
+        return Case(seed, run, horizon, truth, truth.shown or visible(run), slow_ranks(program))
+    raise NoPlace
+
+
+def visible(engine: Engine) -> bool:
+    """Whether the API shows that something is open.
+
+    A call that does not return; a collective that some members made and
+    others did not; a send without a receive.
+    """
+    if any(r.end is None for p in engine.procs for r in p.records):
+        return True
+    comms = {e.comm for p in engine.procs for e in p.known.values()}
+    for comm in comms:
+        ends = [p.known[n] for p in engine.procs for n, e in p.known.items() if e.comm is comm]
+        if len({e.ords for e in ends}) > 1 or len(ends) < comm.nranks:
+            return True
+        messages: dict[tuple[int, int], int] = {}
+        for e in ends:
+            for (api, peer), n in e.peer_ords.items():
+                if peer is None:
+                    continue
+                pair = (e.rank, peer) if api == "ncclSend" else (peer, e.rank)
+                messages[pair] = messages.get(pair, 0) + (n if api == "ncclSend" else -n)
+        if any(messages.values()):
+            return True
+    return False

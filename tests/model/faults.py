@@ -1,0 +1,441 @@
+"""What can be broken in a program, and what is then true.
+
+A fault changes the code of one or two ranks.  Its truth names the kinds of
+findings that say it and the exact set of global ranks that are to blame.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from model.ops import (
+    COLLECTIVES,
+    Call,
+    End,
+    Group,
+    Host,
+    Init,
+    Instruction,
+    Leave,
+    Op,
+    Program,
+    Split,
+    Stop,
+    Sync,
+)
+
+ABSENT = frozenset({"collective_missing_enter", "p2p_unmatched", "comm_init_missing_enter",
+                    "comm_ended_under_waiters"})  # fmt: skip
+DIFFERS = frozenset({"collective_mismatch"})
+SHIFTED = frozenset({"skipped_or_extra_call"})
+MESSAGES = frozenset({"p2p_unmatched", "p2p_mismatch", "p2p_order_inversion"})
+
+
+@dataclass
+class Truth:
+    """What is broken.
+
+    ``unnamed``: naming nobody is right as well (two ranks disagree).
+    ``missing``: ranks of the new communicator that have to be told where no
+    process may be blamed.  ``blocks``: somebody must hang by it.
+    """
+
+    kind: str
+    types: frozenset[str]
+    culprits: frozenset[int]
+    unnamed: bool = False
+    blocks: bool = True
+    missing: frozenset[int] | None = None
+    #: The calls show it, even when none is open.
+    shown: bool = False
+    #: Names that are right, too (each a whole set).
+    also: list[frozenset[int]] = field(default_factory=list)
+    note: str = ""
+
+
+class NoPlace(Exception):
+    """The program has no place for this fault."""
+
+
+Place = tuple[int, int, int]  # rank, thread, index
+
+
+@dataclass
+class Breaker:
+    """Helps to find places in a program."""
+
+    program: Program
+    rng: random.Random
+    #: (rank, name) -> members, as global ranks.
+    members: dict[tuple[int, str], list[int]]
+    #: Collectives that were run: (hash, number), and how many ranks they had.
+    slots: list[tuple[int, int, int]]
+
+    def code(self, place: Place) -> list[Instruction]:
+        return self.program.code[place[0]][place[1]]
+
+    def places(self, fit: Callable[[int, Instruction], bool]) -> list[Place]:
+        return [
+            (r, t, i)
+            for r, threads in enumerate(self.program.code)
+            for t, code in enumerate(threads)
+            for i, what in enumerate(code)
+            if fit(r, what)
+        ]
+
+    def place(self, fit: Callable[[int, Instruction], bool]) -> Place:
+        found = self.places(fit)
+        if not found:
+            raise NoPlace
+        return self.rng.choice(found)
+
+    def size(self, rank: int, op: Op) -> int:
+        return len(self.members[rank, op.comm])
+
+    def collective(self, at_least: int = 2) -> tuple[Place, Op, list[int]]:
+        """A single collective that is run by several ranks."""
+        place = self.place(
+            lambda r, what: (
+                isinstance(what, Call)
+                and not what.op.p2p
+                and what.op.count > 0
+                and self.size(r, what.op) >= at_least
+            )
+        )
+        what = self.code(place)[place[2]]
+        assert isinstance(what, Call)
+        return place, what.op, self.members[place[0], what.op.comm]
+
+    def put(self, place: Place, *what: Instruction) -> None:
+        self.code(place)[place[2] : place[2] + 1] = what
+
+    def away(self) -> Host:
+        """A thread that never comes back, as seen from outside."""
+        return self.rng.choice(
+            [
+                Host(None, "syscall", "futex"),
+                Host(None, "syscall", "read"),
+                Host(None, "syscall", "poll"),
+                Host(None, "running"),
+                Host(None, "uninterruptible"),
+            ]
+        )
+
+
+def works(rank: int, what: Instruction) -> bool:
+    return isinstance(what, (Call, Group, Split, Sync))
+
+
+def _stall(b: Breaker) -> Truth:
+    place = b.place(works)
+    what = b.code(place)[place[2]]
+    if isinstance(what, Group) and b.rng.random() < 0.3:
+        b.put(place, replace(what, stall=(b.rng.randrange(len(what.ops)), b.away())))
+    else:
+        b.put(place, b.away(), what)
+    return Truth("stall", ABSENT, frozenset({place[0]}))
+
+
+def _killed(b: Breaker) -> Truth:
+    place = b.place(works)
+    how = b.rng.choice([Leave(None, 9), Leave(None, 11), Leave(1), Leave(0)])
+    b.put(place, how)
+    return Truth("killed", ABSENT, frozenset({place[0]}), note=str(how))
+
+
+def _stopped(b: Breaker) -> Truth:
+    place = b.place(works)
+    b.put(place, Stop(), b.code(place)[place[2]])
+    return Truth("stopped", ABSENT, frozenset({place[0]}))
+
+
+def _skipped(b: Breaker) -> Truth:
+    place, _, members = b.collective()
+    b.put(place)
+    types = ABSENT | DIFFERS | SHIFTED
+    return Truth("skipped", types, frozenset({place[0]}), unnamed=len(members) == 2)
+
+
+def _extra(b: Breaker) -> Truth:
+    place, op, members = b.collective()
+    if b.rng.random() < 0.5:
+        more = op
+    else:
+        more = replace(op, count=b.rng.choice([3, 11, 5000]))
+    b.put(place, Call(more), Call(op))
+    types = ABSENT | DIFFERS | SHIFTED
+    return Truth("extra", types, frozenset({place[0]}), unnamed=len(members) == 2)
+
+
+def _differs(b: Breaker, kind: str, change: Callable[[Op, int], Op]) -> Truth:
+    place, op, members = b.collective()
+    other = change(op, len(members))
+    if other.signature == op.signature:
+        raise NoPlace
+    b.put(place, Call(other))
+    culprits = frozenset({place[0]}) if len(members) > 2 else frozenset()
+    types = DIFFERS | SHIFTED if kind == "api" else DIFFERS
+    return Truth(kind, types, culprits, blocks=False, shown=True, note=f"{op} -> {other}")
+
+
+def _count(b: Breaker) -> Truth:
+    return _differs(
+        b, "count", lambda op, n: replace(op, count=b.rng.choice([op.count + 1, op.count * 2]))
+    )
+
+
+def _zero(b: Breaker) -> Truth:
+    truth = _differs(b, "zero", lambda op, n: replace(op, count=0))
+    truth.types = DIFFERS | SHIFTED | ABSENT
+    return truth
+
+
+def _datatype(b: Breaker) -> Truth:
+    return _differs(
+        b, "datatype", lambda op, n: replace(op, dtype=b.rng.choice(["int8", "float16", "float64"]))
+    )
+
+
+def _op(b: Breaker) -> Truth:
+    return _differs(
+        b, "op", lambda op, n: op if op.op is None else replace(op, op=b.rng.choice(["min", "max"]))
+    )
+
+
+def _root(b: Breaker) -> Truth:
+    return _differs(
+        b, "root", lambda op, n: op if op.root is None else replace(op, root=(op.root + 1) % n)
+    )
+
+
+def _api(b: Breaker) -> Truth:
+    def change(op: Op, n: int) -> Op:
+        api = b.rng.choice(list(COLLECTIVES))
+        has_op, has_root = COLLECTIVES[api]
+        return replace(op, api=api, op="sum" if has_op else None, root=0 if has_root else None)
+
+    return _differs(b, "api", change)
+
+
+def _swapped(b: Breaker) -> Truth:
+    """Two calls next to each other on two communicators and one stream change places."""
+    found = []
+    for r, threads in enumerate(b.program.code):
+        for t, code in enumerate(threads):
+            for i, (x, y) in enumerate(zip(code, code[1:], strict=False)):
+                if not (isinstance(x, Call) and isinstance(y, Call)) or x.op.p2p or y.op.p2p:
+                    continue
+                if x.op.comm == y.op.comm or x.op.stream != y.op.stream:
+                    continue
+                if not x.op.count or not y.op.count:
+                    continue
+                both = set(b.members[r, x.op.comm]) & set(b.members[r, y.op.comm])
+                if len(both) >= 2:
+                    found.append((r, t, i, len(both)))
+    if not found:
+        raise NoPlace
+    r, t, i, both_n = b.rng.choice(found)
+    code = b.program.code[r][t]
+    code[i], code[i + 1] = code[i + 1], code[i]
+    culprits = frozenset({r}) if both_n > 2 else frozenset()
+    types = frozenset({"cross_comm_order_inversion"})
+    return Truth("swapped", types, culprits, unnamed=True)
+
+
+def _message(b: Breaker, api: str) -> tuple[Place, int, Op]:
+    """A send or receive, alone (-1) or in a group (its position)."""
+    found: list[tuple[Place, int, Op]] = []
+    for place in b.places(lambda r, what: isinstance(what, (Call, Group))):
+        what = b.code(place)[place[2]]
+        ops = [(-1, what.op)] if isinstance(what, Call) else []
+        if isinstance(what, Group):
+            ops = list(enumerate(what.ops))
+        for k, op in ops:
+            if op.api == api and b.members[place[0], op.comm][op.peer or 0] != place[0]:
+                found.append((place, k, op))
+    if not found:
+        raise NoPlace
+    return b.rng.choice(found)
+
+
+def _without(b: Breaker, place: Place, k: int) -> None:
+    what = b.code(place)[place[2]]
+    if isinstance(what, Group):
+        left = what.ops[:k] + what.ops[k + 1 :]
+        b.put(place, *([Group(left)] if left else []))
+    else:
+        b.put(place)
+
+
+def _missing_send(b: Breaker) -> Truth:
+    place, k, _ = _message(b, "ncclSend")
+    _without(b, place, k)
+    types = MESSAGES | ABSENT
+    return Truth("missing_send", types, frozenset({place[0]}), unnamed=True)
+
+
+def _missing_recv(b: Breaker) -> Truth:
+    place, k, _ = _message(b, "ncclRecv")
+    _without(b, place, k)
+    types = MESSAGES | ABSENT
+    return Truth("missing_recv", types, frozenset({place[0]}), unnamed=True)
+
+
+def _size(b: Breaker) -> Truth:
+    place, k, op = _message(b, b.rng.choice(["ncclSend", "ncclRecv"]))
+    other = replace(op, count=op.count * 2 + 1)
+    what = b.code(place)[place[2]]
+    if isinstance(what, Group):
+        b.put(place, Group((*what.ops[:k], other, *what.ops[k + 1 :])))
+    else:
+        b.put(place, Call(other))
+    return Truth("p2p_size", frozenset({"p2p_mismatch"}), frozenset(), blocks=False, shown=True)
+
+
+def _inverted(b: Breaker) -> Truth:
+    """Both of two peers send a large message first."""
+    found = []
+    for r, threads in enumerate(b.program.code):
+        for t, code in enumerate(threads):
+            for i, (x, y) in enumerate(zip(code, code[1:], strict=False)):
+                if not (isinstance(x, Call) and isinstance(y, Call)):
+                    continue
+                recv_first = x.op.api == "ncclRecv" and y.op.api == "ncclSend"
+                if recv_first and x.op.peer == y.op.peer and x.op.comm == y.op.comm:
+                    found.append((r, t, i))
+    if not found:
+        raise NoPlace
+    r, t, i = b.rng.choice(found)
+    code = b.program.code[r][t]
+    code[i], code[i + 1] = code[i + 1], code[i]
+    return Truth("inverted", frozenset({"p2p_order_inversion"}), frozenset())
+
+
+def _split_subset(b: Breaker) -> Truth:
+    place = b.place(lambda r, what: isinstance(what, Split) and len(b.members[r, what.parent]) > 1)
+    if b.rng.random() < 0.5:
+        b.put(place, b.away(), b.code(place)[place[2]])
+    else:
+        split = b.code(place)[place[2]]
+        assert isinstance(split, Split)
+        del b.code(place)[place[2] :]
+        kept = [i for i in b.program.code[place[0]][0]]
+        b.program.code[place[0]][0][:] = [*kept, Leave(1)]
+    return Truth("split_subset", ABSENT, frozenset({place[0]}))
+
+
+def _init_missing(b: Breaker) -> Truth:
+    place = b.place(lambda r, what: isinstance(what, Init) and what.nranks > 1)
+    init = b.code(place)[place[2]]
+    assert isinstance(init, Init)
+    if init.comm == "world":
+        b.program.never_started.add(place[0])
+    else:
+        b.put(place, b.away(), init)
+    return Truth(
+        "init_missing",
+        frozenset({"comm_init_missing_enter"}),
+        frozenset({place[0]}),
+        unnamed=True,
+        missing=frozenset({init.rank}),
+    )
+
+
+def _conflict(b: Breaker) -> Truth:
+    place = b.place(lambda r, what: isinstance(what, Init) and what.nranks > 1)
+    init = b.code(place)[place[2]]
+    assert isinstance(init, Init)
+    other = b.rng.choice([r for r in range(init.nranks) if r != init.rank])
+    b.put(place, replace(init, rank=other))
+    twin = b.members[place[0], init.comm][other]
+    return Truth(
+        "conflict",
+        frozenset({"comm_init_rank_conflict"}),
+        frozenset({place[0], twin}),
+        unnamed=True,
+        also=[frozenset({place[0]})],
+    )
+
+
+def _ended(b: Breaker) -> Truth:
+    """A member ends a communicator that the others go on to use."""
+    place, op, members = b.collective()
+    code = b.code(place)
+    how = b.rng.choice(["abort", "abort", "destroy"])
+    gone = op.comm
+    rest: list[Instruction] = []
+    for what in code[place[2] :]:
+        if isinstance(what, Call) and what.op.comm == gone:
+            continue
+        if isinstance(what, (Split, End)) and gone in (
+            getattr(what, "parent", ""),
+            getattr(what, "comm", ""),
+        ):
+            if isinstance(what, Split):
+                break
+            continue
+        if isinstance(what, Group) and any(o.comm == gone for o in what.ops):
+            break
+        rest.append(what)
+    if place[1] != 0 or len(b.program.code[place[0]]) > 1:
+        rest = []
+    if b.rng.random() < 0.4:
+        rest = []
+    code[place[2] :] = [End(gone, how), *rest]
+    if not rest:
+        code.append(b.away())
+    return Truth("ended", ABSENT, frozenset({place[0]}), note=how)
+
+
+def _device_hang(b: Breaker) -> Truth:
+    slots = [(h, number) for h, number, n in b.slots if n > 1]
+    if not slots:
+        raise NoPlace
+    b.program.device_hangs.add(b.rng.choice(slots))
+    types = {"collective_all_ranks_stuck", "collective_missing_exit", "nccl_missing_exit"}
+    return Truth("device_hang", frozenset(types), frozenset())
+
+
+def _late(b: Breaker) -> Truth:
+    place, _, _ = b.collective()
+    dt = b.rng.uniform(75, 240)
+    if b.rng.random() < 0.3:
+        b.put(place, Stop(dt), b.code(place)[place[2]])
+    else:
+        away = replace(b.away(), dt=dt)
+        b.put(place, away, b.code(place)[place[2]])
+    return Truth(
+        "late",
+        frozenset({"delayed_collective_enter"}),
+        frozenset({place[0]}),
+        blocks=False,
+        shown=True,
+    )
+
+
+FAULTS: dict[str, Callable[[Breaker], Truth]] = {
+    "stall": _stall,
+    "killed": _killed,
+    "stopped": _stopped,
+    "skipped": _skipped,
+    "extra": _extra,
+    "count": _count,
+    "zero": _zero,
+    "datatype": _datatype,
+    "op": _op,
+    "root": _root,
+    "api": _api,
+    "swapped": _swapped,
+    "missing_send": _missing_send,
+    "missing_recv": _missing_recv,
+    "p2p_size": _size,
+    "inverted": _inverted,
+    "split_subset": _split_subset,
+    "init_missing": _init_missing,
+    "conflict": _conflict,
+    "ended": _ended,
+    "device_hang": _device_hang,
+    "late": _late,
+}

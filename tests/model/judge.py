@@ -1,0 +1,110 @@
+"""What the analyzer says of a case, beside what is true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from support.analysis import analyze_job
+from support.tracegen import Job
+
+from model.case import Case
+from model.emit import JobTrace
+
+#: The cause is told: with its ranks, or without where that is right as well.
+FOUND = ("exact", "unnamed")
+DELAY = "delayed_collective_enter"
+
+
+@dataclass
+class Verdict:
+    """``status``:
+
+    exact, unnamed: right; undecided: the analyzer says that it cannot tell;
+    missed: nothing of an allowed kind; kind: the right ranks for another
+    reason; partial: not all of them; wrong: an innocent rank is blamed;
+    quiet: no finding of severity error where nothing is broken; false: one;
+    unseen: nothing is open at the API, and nothing wrong was said.
+    """
+
+    status: str
+    blamed: list[int]
+    #: A wrong verdict that is said to be observed.
+    sure: bool = False
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    def brief(self) -> list[str]:
+        """Findings, one line each."""
+        lines = []
+        for f in self.findings:
+            d = f["details"]
+            who = [c["rank"] for c in f["culprits"]]
+            lines.append(
+                f"{f['hang_type']} {f['state']} {f['severity']} {f['role']} "
+                f"culprits={who} conf={d.get('confidence')} reason={d.get('reason')} "
+                f"comm={f['comm_uid_hash']} seq={f['comm_seq']} api={d.get('api')} "
+                f"missing={d.get('missing_comm_ranks')}"
+            )
+        return lines
+
+
+def findings(traces: JobTrace) -> list[dict[str, Any]]:
+    """Findings at the end of the traces."""
+    return [f.to_json() for f in analyze_job(cast(Job, traces))]
+
+
+def causes(case: Case, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Findings that blame somebody for what is broken: open root causes.
+
+    That a slow rank came late is true, and beside the point; for a late rank
+    the finding is over when the rank has come.
+    """
+    late = case.truth is not None and case.truth.kind == "late"
+    return [
+        f
+        for f in found
+        if f["role"] == "root_cause"
+        and (late or f["state"] == "open")
+        and not (f["hang_type"] == DELAY and {c["rank"] for c in f["culprits"]} <= case.slow)
+    ]
+
+
+def ranks(found: list[dict[str, Any]]) -> set[int]:
+    """Ranks that findings point at."""
+    return {c["rank"] for f in found for c in f["culprits"]}
+
+
+def judge(case: Case, rate: float = 0.0) -> Verdict:
+    """Analyses the case's traces with this loss."""
+    found = findings(case.traces(rate))
+    truth = case.truth
+    if truth is None:
+        errors = [f for f in found if f["severity"] == "error"]
+        status = "false" if errors else "quiet"
+        sure = any(f["details"].get("confidence") == "observed" for f in errors)
+        return Verdict(status, sorted(ranks(causes(case, found))), sure, found)
+
+    roots = causes(case, found)
+    who = ranks(roots)
+    right = [truth.culprits, *truth.also, *([frozenset[int]()] if truth.unnamed else [])]
+    guilty = frozenset[int]().union(truth.culprits, *truth.also)
+    wrong = [f for f in roots if ranks([f]) - guilty]
+    told = [f for f in roots if f["hang_type"] in truth.types]
+    if truth.missing is not None:
+        told = [f for f in told if set(f["details"]["missing_comm_ranks"]) == truth.missing]
+    sure = any(f["details"].get("confidence") == "observed" for f in wrong)
+    if wrong:
+        status = "wrong"
+    elif told and who in right:
+        status = "exact" if who == truth.culprits else "unnamed"
+    elif not case.visible:
+        status = "unseen"
+    elif who and who in right:
+        status = "kind"
+    elif who:
+        status = "partial"
+    elif any(f["role"] == "unknown" for f in found):
+        status = "undecided"
+    else:
+        status = "missed"
+    return Verdict(status, sorted(who), sure, found)

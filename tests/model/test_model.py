@@ -1,0 +1,46 @@
+"""The model itself: valid programs end, and its traces are valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import nccluprobe.trace
+from model.case import broken, healthy
+from model.faults import FAULTS, NoPlace
+
+SCHEMA = json.loads((Path(nccluprobe.trace.__file__).parent / "trace.schema.json").read_text())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_without_a_fault_end(seed: int) -> None:
+    assert all(p.finished for p in healthy(seed).engine.procs)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults_take_effect_and_traces_are_valid(kind: str) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for seed in range(3, 40):
+        try:
+            case = broken(seed, kind)
+        except NoPlace:
+            continue
+        break
+    else:
+        pytest.fail(f"no program in which {kind} takes effect")
+    for trace in case.traces(0.01).procs[:4]:
+        lines = [json.loads(line) for line in trace.data().splitlines()]
+        assert lines[0]["kind"] == "process"
+        for line in [x for x in lines if x["kind"] != "coverage"] + lines[-30:]:
+            validator.validate(line)
+
+
+def test_a_trace_counts_its_losses() -> None:
+    case = healthy(5)
+    full, part = case.traces().procs[0], case.traces(0.05).procs[0]
+    missing = len(full.data().splitlines()) - len(part.data().splitlines())
+    last = [json.loads(x) for x in part.data().splitlines() if b'"coverage"' in x][-1]
+    assert 0 < missing == last["lost_kernel"]
