@@ -1,0 +1,1 @@
+"""Jobs that live and are no hang, each with a twin that is one."""
