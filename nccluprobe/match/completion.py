@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
-from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.process import Who
@@ -46,45 +46,67 @@ def _furthest(members: Iterable[Endpoint]) -> int:
     return max((e.done for e in members if e.done is not None), default=0)
 
 
-def pending_waits(comms: Iterable[Communicator], waits: list[Wait]) -> list[Wait]:
+def pending_waits(
+    comms: Iterable[Communicator], waits: list[Wait], findings: list[Finding]
+) -> list[Wait]:
     """Calls that all have entered and nobody has completed, as nodes of the graph.
 
-    They lack the members whose stream is held up by something older; when there
-    is none, they lack nobody.
+    That they are not complete is seen, or all members are still inside (findings
+    that say so).  They lack the members whose stream is held up by something
+    older; when there is none, they lack nobody.
     """
+    inside = {
+        CommKey(f.comm_uid_hash or "", f.details["instance"], f.details["expected_nranks"]): f
+        for f in findings
+        if f.hang_type == "collective_all_ranks_stuck"
+    }
     sits: dict[object, list[tuple[int, Wait]]] = {}
     for w in waits:
         for e in w.entered:
             sits.setdefault(e.actor, []).append((entry_of(w, e), w))
     found: list[Wait] = []
     for comm in comms:
-        members = _seen(comm)
-        if len(members) < 2 or len(members) < len(comm.members()):
+        finding = inside.get(comm.key)
+        since = _inside_since(comm) if finding is not None else _pending_since(comm)
+        if since is None:
             continue
-        done = _furthest(members)
-        if min(e.entered for e in members) <= done:
-            continue
-        since = {id(e): e.oldest[1] for e in members if e.oldest is not None}
-        if len(since) < len(members):
-            continue
+        members = comm.members()
         held = tuple(
             e
-            for e in members
-            if any(t <= since[id(e)] and w.comm is not comm for t, w in sits.get(e.actor, ()))
+            for e, own in zip(members, since, strict=True)
+            if any(t <= own and w.comm is not comm for t, w in sits.get(e.actor, ()))
         )
-        seq = comm.seq(done)
+        slot = _furthest(members) if finding is None else members[0].entered - 1
+        seq = comm.seq(slot)
         found.append(
             Wait(
                 comm=comm,
                 label=f"call #{seq}, which all have entered",
-                first=min(since.values()),
+                first=min(since),
                 entered=tuple(members),
                 absent=held,
-                at=(done, 1),
+                finding=finding,
+                at=(slot, 1),
                 seq=seq,
             )
         )
     return found
+
+
+def _pending_since(comm: Communicator) -> list[int] | None:
+    """Per member, since when the next call that nobody has completed is pending."""
+    members = _seen(comm)
+    if len(members) < 2 or len(members) < len(comm.members()):
+        return None
+    if min(e.entered for e in members) <= _furthest(members):
+        return None
+    since = [e.oldest[1] for e in members if e.oldest is not None]
+    return since if len(since) == len(members) else None
+
+
+def _inside_since(comm: Communicator) -> list[int] | None:
+    times = [e.inside() for e in comm.members()]
+    return None if None in times else [t for t in times if t is not None]
 
 
 def judge(

@@ -66,7 +66,7 @@ class Matcher(State):
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
         current += completion.judge(self.comms.values(), self._context)
-        waits += completion.pending_waits(self.comms.values(), waits)
+        waits += completion.pending_waits(self.comms.values(), waits, current)
         current = idle.apply(waits, current, contexts)
         current += roles.assign(
             waits,

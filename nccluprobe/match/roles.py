@@ -141,7 +141,10 @@ class _Roles:
                 for w in self.graph.waits
                 if w.finding is not None and cause in self.graph.causes[id(w)]
             ]
-            if behind:
+            if node.finding is not None:
+                node.finding.role = "root_cause"
+                self._of_cause[cause] = node.finding
+            elif behind:
                 stall = Stall(node.comm, node.entered, ())
                 f = stall_finding(stall, behind, self.context(node.comm))
                 self._of_cause[cause] = f

@@ -90,7 +90,7 @@ def _finding(
         comm_seq=seq,
         detected_at=ctx.now,
         details=details,
-        severity="notice",
+        severity="error" if waited >= ctx.options.error_after and not unobserved else "notice",
         role="unknown",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),

@@ -298,16 +298,17 @@ def test_waiting_for_unobserved() -> None:
     assert f.comm_seq == 5
 
 
-def test_all_inside_names_no_rank() -> None:
+@pytest.mark.parametrize(("waited", "severity"), [(100, "notice"), (400, "error")])
+def test_all_inside_names_no_rank(waited: int, severity: str) -> None:
     job = Job()
     comms = job.world(4)
     t = steps(comms, 5)
     for c in comms:
         c.proc.enter(c, "ncclAllReduce", t)
-    cover(job.procs, t + 400)
+    cover(job.procs, t + waited)
     (f,) = analyze_job(job)
     assert f.hang_type == "collective_all_ranks_stuck"
-    assert (f.severity, f.details["confidence"], f.culprits) == ("notice", "inferred", ())
+    assert (f.severity, f.details["confidence"], f.culprits) == (severity, "inferred", ())
 
 
 def test_a_late_attached_communicator_without_base_is_not_judged() -> None:
