@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from support.tracegen import Comm, Job
 
@@ -262,7 +263,7 @@ def all_reconnect() -> Job:
         c.proc.comm_end(c, t + 5 + 0.1 * r, "abort")
         c.proc.call(c, "ncclCommAbort", t + 5 + 0.1 * r, dur=0.05)
         new.append(c.proc.comm(NEW, r, 3, t=t + 6))
-        args = {"uid_hash": NEW, "nranks": 3, "rank": r, "new_comm": new[-1].id}
+        args: dict[str, Any] = {"uid_hash": NEW, "nranks": 3, "rank": r, "new_comm": new[-1].id}
         c.proc.call(None, "ncclCommInitRank", t + 5.4 + 0.1 * r, dur=0.6 - 0.1 * r, **args)
     rounds(new, 8, t + 6.5, step=1.0, api=BC, root=0)
     watch_all(job.procs, t + PAST, (0.0, RUNS))

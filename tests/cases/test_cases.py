@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import orjson
 import pytest
+from lives.kit import follow
 
-from cases.make import CASES, FOLDER, contents, write
+from cases.kit import CASES
+from cases.make import FOLDER, contents, write
 from nccluprobe import trace
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
@@ -129,6 +131,16 @@ def test_without_host_state_nobody_innocent_is_blamed(name: str, tmp_path: Path)
         (run / p.name).write_bytes(without_host_state(p.read_bytes()))
     found = [f.to_json() for f in analyze(name, tmp_path)]
     assert blamed(found) <= set(expected_of(name)["blamed"]), found
+
+
+@pytest.mark.parametrize("name", marked(NAMES, BLAMES_INNOCENT))
+def test_live_nobody_innocent_is_ever_blamed(name: str) -> None:
+    options = {k: round(v * SECOND) for k, v in expected_of(name)["options"].items()}
+    live = follow(CASES[name].build(), Options(**options), step=1.0)
+    for f in live.written:
+        assert f.severity == "notice" or blamed([f.to_json()]) <= set(
+            expected_of(name)["blamed"]
+        ), sentence(f)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

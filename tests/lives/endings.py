@@ -107,7 +107,12 @@ def elastic_scale_down(hung: bool) -> Job:
     for r in range(3):
         p = job.procs[r]
         new.append(p.comm("00000000000000bb", r, 3, t + 10))
-        args = {"uid_hash": "00000000000000bb", "nranks": 3, "rank": r, "new_comm": new[-1].id}
+        args: dict[str, Any] = {
+            "uid_hash": "00000000000000bb",
+            "nranks": 3,
+            "rank": r,
+            "new_comm": new[-1].id,
+        }
         p.call(None, "ncclCommInitRank", t + 4 + r, dur=6.0 - r, **args)
     watch(job.procs[3], t + 2, (0.0, RUNS))
     job.procs[3].end(t + 2.5, how="exited", code=0)

@@ -18,7 +18,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
 
 #: A declared phase: limits that are relaxed while it lasts.
-PHASE = {"missing_after": 400.0, "late_after": 400.0, "error_after": 600.0}
+PHASE: dict[str, Any] = {"missing_after": 400.0, "late_after": 400.0, "error_after": 600.0}
 #: Seconds that a hung twin hangs: past any of the limits.
 HANGS = 620.0
 _SCAN = 4.0
@@ -45,9 +45,10 @@ class Life:
     @property
     def limits(self) -> Options:
         """Options of the analysis; seconds become nanoseconds."""
-        return Options(
-            **{k: round(v * SECOND) if isinstance(v, float) else v for k, v in self.options.items()}
-        )
+        limits: dict[str, Any] = {
+            k: round(v * SECOND) if isinstance(v, float) else v for k, v in self.options.items()
+        }
+        return Options(**limits)
 
 
 LIVES: dict[str, Life] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from cases.kit import AR, LARGE, READS, RECV, RUNS, SEND, SMALL, make, rounds, watch, watch_all
 from support.tracegen import Comm, Job
@@ -121,6 +122,40 @@ def pipeline_interleaved(hung: bool) -> Job:
     return _pipeline(hung, "interleaved", norm=False)
 
 
+@life(UNMATCHED, MISSING, blamed=(1,))
+def pipeline_attached_late(hung: bool) -> Job:
+    """Ranks are attached seconds apart: what was sent before is seen on one side only."""
+    job = Job()
+    comms = []
+    for r in range(3):
+        first = 200 + 10 * r
+        seqs = [0, 0, 0, 0, first]
+        p = job.proc(r)
+        comms.append(p.comm("00000000000000aa", r, 3, 10.0 * r + 0.4, learnt="struct", seqs=seqs))
+    for step in range(200, 260):
+        t = float(step - 200)
+        for r, c in enumerate(comms):
+            if step < 200 + 10 * r:
+                continue
+            size = 1000 + step  # messages of different sizes: pairing them wrongly shows
+            if r > 0:
+                make(c, RECV, t + 0.5, peer=r - 1, count=size)
+            if r < 2:
+                make(c, SEND, t + 0.5, peer=r + 1, count=size)
+            make(c, AR, t + 0.6, seq=step, count=1)
+    t = 60.0
+    if hung:
+        make(comms[0], SEND, t, peer=1, count=LARGE)
+        make(comms[0], AR, t + 0.1, seq=260, count=1)
+        make(comms[2], RECV, t, peer=1, count=LARGE)
+        make(comms[2], AR, t + 0.1, seq=260, count=1)
+    for r, c in enumerate(comms):
+        away = [(t, READS)] if r == 1 else []
+        end = t + (HANGS if hung else 100)
+        watch(c.proc, end, (0.0, RUNS), *away, start=10.0 * r + 0.4)
+    return job
+
+
 @life(UNMATCHED, blamed=(1,))
 def uneven_all_to_all(hung: bool) -> Job:
     """Experts: pairs without tokens are left out by both; in the twin by rank 1 alone."""
@@ -158,7 +193,7 @@ def pair_communicator_made_lazily(hung: bool) -> Job:
     comms = job.world(4)
     t = rounds(comms, 20, 1.0)
     first, second = job.procs[0], job.procs[1]
-    args = {"uid_hash": PAIR, "nranks": 2}
+    args: dict[str, Any] = {"uid_hash": PAIR, "nranks": 2}
     first.enter(None, "ncclCommInitRank", t, rank=0, **args)
     if hung:
         watch_all(job.procs, t + HANGS, (0.0, RUNS), (t, RUNS))

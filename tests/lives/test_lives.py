@@ -6,7 +6,7 @@ import copy
 import functools
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from cases.test_cases import SCHEMA
 from support.analysis import Run
