@@ -25,6 +25,7 @@ from nccluprobe.nccl.layout.model import SEQ_NAMES
 _KEPT_LATE = 64
 _KEPT_FRESH = 4096
 _KEPT_LESSONS = 64
+_HISTORY = 128
 
 
 class CommKey(NamedTuple):
@@ -102,6 +103,8 @@ class Communicator:
     last_sig: int | None = None
     last_seq: int | None = None
     disagreement: Disagreement | None = None
+    #: Signatures of the newest closed slots.
+    history: m.Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     #: Long waits, for the delay rule to judge.
     fresh_late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_FRESH))
     late: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=_KEPT_LATE))
@@ -250,6 +253,7 @@ class Communicator:
         self._note_waits(members, sig, t_min, t_max, agreed, is_zero, table, options)
         if agreed:
             self.last_sig = int(sig[agreed - 1])
+            self.history = np.concatenate((self.history, sig[:agreed][-_HISTORY:]))[-_HISTORY:]
         if is_zero is not None:
             self.zeros += int(is_zero.sum())
         self._count(sig[:agreed], table)
@@ -298,10 +302,15 @@ class Communicator:
             return
         for verdict in decision.verdicts:
             for rank in verdict.ranks:
+                e = self.endpoints[rank]
                 if verdict.shift is not None:
-                    self._shift(self.endpoints[rank], d.slot, verdict.shift)
+                    self._shift(e, d.slot, verdict.shift)
+                elif verdict.swapped:
+                    at = d.slot - e.dropped
+                    pair = [at, at + verdict.swapped]
+                    e.rows.sig[pair] = e.rows.sig[pair[::-1]]
         # The slot itself is judged; when all differences were shifts it agrees now.
-        self.closed = d.slot + any(v.shift is None for v in decision.verdicts)
+        self.closed = d.slot + any(v.shift is None and not v.swapped for v in decision.verdicts)
         for e in self.endpoints.values():
             e.drop_to(self.closed)
 

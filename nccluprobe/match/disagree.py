@@ -14,6 +14,10 @@ from nccluprobe.match.signature import SignatureTable
 
 #: Longest shift that is tried.
 MAX_SHIFT = 8
+#: So many calls at least show a period.
+_SHORTEST = 8
+#: So many calls in a row show that a rank has come back to it.
+_BACK = 2
 
 
 @dataclass(frozen=True)
@@ -31,38 +35,108 @@ class Verdict:
     ranks: tuple[int, ...]
     shift: Shift | None  # None: a mismatch
     several_fit: bool = False  # a periodic stream: other shifts explain as much
+    #: The call and the one so many further have changed places; 0: they have not.
+    swapped: int = 0
 
 
 @dataclass
 class Decision:
-    """All of a disagreement.  ``named`` is False when there is no majority."""
+    """All of a disagreement.  ``named`` is False when nothing tells which side is wrong."""
 
-    groups: dict[int, list[int]]  # signature -> ranks, the largest group first
+    groups: dict[int, list[int]]  # signature -> ranks, those who are right first
     reference: tuple[int, ...]
     named: bool
     verdicts: list[Verdict] = field(default_factory=list)
+    #: Named, but by less than a majority of the calls of this slot.
+    inferred: bool = False
 
 
-def decide(streams: Mapping[int, Sequence[int]], table: SignatureTable, calls: int) -> Decision:
-    """Judge a slot; ``streams``: comm rank -> signatures from that slot on."""
+def decide(
+    streams: Mapping[int, Sequence[int]],
+    table: SignatureTable,
+    calls: int,
+    history: Sequence[int] = (),
+) -> Decision:
+    """Judge a slot.
+
+    ``streams``: comm rank -> signatures from that slot on.  ``history``: the
+    signatures of the slots before, for cases that numbers do not settle.
+    """
     groups = _groups(streams, table)
     sizes = [len(ranks) for ranks in groups.values()]
     named = len(sizes) > 1 and sizes[0] > sizes[1] and sum(sizes) > 2
+    inferred = named and 2 * sizes[0] <= sum(sizes)
+    if not named and len(sizes) > 1 and (kept := keeps_to_period(history, streams, table)):
+        named = inferred = True
+        groups = dict(sorted(groups.items(), key=lambda item: item[1][0] not in kept))
     reference = tuple(next(iter(groups.values())))
-    decision = Decision(groups, reference, named)
+    decision = Decision(groups, reference, named, inferred=inferred)
     model = max((streams[r] for r in reference), key=len)
-    found: dict[tuple[Shift | None, bool, int], list[int]] = {}
+    found: dict[tuple[Shift | None, bool, int, int], list[int]] = {}
     for sig, ranks in list(groups.items())[1:]:
         for rank in ranks:
-            shift, several = _best_shift(streams[rank], model, table, calls)
+            shift, several, swapped = _explain(streams[rank], model, table, calls)
             # Ranks with different calls are one fault only when a shift says so.
             kind = sig if shift is None else -1
-            found.setdefault((shift, several, kind), []).append(rank)
+            found.setdefault((shift, several, swapped, kind), []).append(rank)
+    if not named and len(found) > 1:
+        # Nobody knows who is right: that is one fault, not one per side.
+        ranks = sorted(r for part in found.values() for r in part)
+        decision.verdicts = [Verdict(tuple(ranks), None)]
+        return decision
     decision.verdicts = [
-        Verdict(tuple(sorted(ranks)), shift, several)
-        for (shift, several, _), ranks in found.items()
+        Verdict(tuple(sorted(ranks)), shift, several, swapped)
+        for (shift, several, swapped, _), ranks in found.items()
     ]
     return decision
+
+
+def period_of(history: Sequence[int]) -> int:
+    """The shortest period that the newest calls repeat at least three times; 0: none."""
+    n = len(history)
+    for p in range(1, n // 3 + 1):
+        window = max(3 * p, _SHORTEST)
+        if window > n:
+            break
+        if all(history[n - 1 - i] == history[n - 1 - i - p] for i in range(window - p)):
+            return p
+    return 0
+
+
+def keeps_to_period(
+    history: Sequence[int], streams: Mapping[int, Sequence[int]], table: SignatureTable
+) -> set[int]:
+    """Ranks that go on as all did before, when all others left that once and came back.
+
+    Empty when that is not so: a program that goes on to something else leaves its
+    period for good, and who does so first is not wrong.  Nor is one call that does
+    not belong to the period: who knows who should have made it?
+    """
+    period = period_of(history)
+    if period < 2:
+        return set()
+    cycle = list(history[len(history) - period :])
+    kept: set[int] = set()
+    for rank, stream in streams.items():
+        n = len(stream)
+        if n < _BACK + 1:
+            return set()
+        expected = [cycle[i % period] for i in range(n + MAX_SHIFT)]
+
+        def fits(a: Sequence[int], b: Sequence[int]) -> bool:
+            return all(table.compatible(x, y) for x, y in zip(a, b, strict=False))
+
+        if fits(stream, expected):
+            kept.add(rank)
+            continue
+        back = fits(stream[1:], expected[1:])
+        for by in range(1, MAX_SHIFT + 1):
+            back = back or (by < period and fits(stream, expected[by:]))
+            again = n - by >= _BACK and all(s in cycle for s in stream[:by])
+            back = back or (again and fits(stream[by:], expected))
+        if not back:
+            return set()
+    return kept if len(kept) < len(streams) else set()
 
 
 def _groups(streams: Mapping[int, Sequence[int]], table: SignatureTable) -> dict[int, list[int]]:
@@ -84,10 +158,26 @@ def _matches(a: Sequence[int], b: Sequence[int], n: int, table: SignatureTable) 
     return sum(1 for x, y in pairs if table.compatible(x, y))
 
 
+def _explain(
+    mine: Sequence[int], model: Sequence[int], table: SignatureTable, calls: int
+) -> tuple[Shift | None, bool, int]:
+    """(shift, whether several fit, how far two calls were swapped): the best explanation."""
+    shift, several, score = _best_shift(mine, model, table, calls)
+    for by in range(1, min(MAX_SHIFT, len(mine) - 1, len(model) - 1) + 1):
+        order = list(mine)
+        order[0], order[by] = order[by], order[0]
+        same = _matches(order, model, calls, table)
+        if same > score and all(
+            table.compatible(x, y) for x, y in zip(order[: by + 1], model, strict=False)
+        ):
+            return None, False, by
+    return shift, several, 0
+
+
 def _best_shift(
     mine: Sequence[int], model: Sequence[int], table: SignatureTable, calls: int
-) -> tuple[Shift | None, bool]:
-    """The shift that explains at least as many following calls as none, if any."""
+) -> tuple[Shift | None, bool, int]:
+    """The shift that explains at least as many following calls as none, if any, and how many."""
     straight = sum(
         1
         for x, y in zip(mine[1 : 1 + calls], model[1 : 1 + calls], strict=False)
@@ -105,7 +195,7 @@ def _best_shift(
             if score >= least:
                 best.append((score, Shift(skip, by)))
     if not best:
-        return None, False
+        return None, False, straight
     top = max(score for score, _ in best)
     fitting = [shift for score, shift in best if score == top]
-    return fitting[0], len(fitting) > 1
+    return fitting[0], len(fitting) > 1, top

@@ -43,6 +43,7 @@ REASONS: dict[str, str] = {
     "probe_event_loss_possible": "events of this rank were lost: the call may be among them",
     "rank_ended_communicator": "it ended the communicator itself",
     "arguments_differ": "its call differs from that of the others",
+    "calls_swapped": "it made two calls in the other order than the others",
     "call_skipped": "it left out a call that the others made",
     "call_extra": "it made a call that the others did not make",
     "rank_late": "it came later than all others",

@@ -13,6 +13,7 @@ from nccluprobe.match.communicator import Communicator, Disagreement
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, difference
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
 from nccluprobe.nccl.enums import DATATYPE_BYTES
@@ -23,6 +24,10 @@ CONSEQUENCES = 1100
 _KEPT = 1000
 
 
+#: Faults of one rank on two communicators within this time are one.
+_TOGETHER = 60 * SECOND
+
+
 @dataclass
 class Fault:
     """A decided disagreement: a fact that stays."""
@@ -31,6 +36,7 @@ class Fault:
     slot: int
     finding: Finding
     members: frozenset[Hashable]  # processes
+    own_t: int  # entry of the ranks that differ
     repeated: int = 0
 
 
@@ -47,7 +53,7 @@ class Mismatches:
         if d is None:
             return []
         streams = _streams(comm, d.slot, ctx.options.decide_calls + MAX_SHIFT + 1)
-        decision = decide(streams, ctx.table, ctx.options.decide_calls)
+        decision = decide(streams, ctx.table, ctx.options.decide_calls, comm.history.tolist())
         due = (
             final
             or ctx.now - d.since >= ctx.options.decide_after
@@ -72,7 +78,7 @@ class Mismatches:
         sigs = {stream[0] for stream in streams.values()} - {m.SIG_LOST}
         if all(ctx.table.compatible(a, b) for a, b in pairwise(sorted(sigs))):
             return []
-        decision = decide(streams, ctx.table, ctx.options.decide_calls)
+        decision = decide(streams, ctx.table, ctx.options.decide_calls, comm.history.tolist())
         since = max(t for e in o.entered if (t := e.t_at(o.slot)) is not None)
         d = Disagreement(o.slot, comm.seq(o.slot), since)
         due = ctx.now - since >= ctx.options.decide_after
@@ -90,9 +96,35 @@ class Mismatches:
             known.finding.details["repeated"] = known.repeated
             return
         members = frozenset(e.process.who for e in comm.endpoints.values())
-        fault = self._known[key] = Fault(comm, slot, f, members)
+        own_t = min(t for r in v.ranks if (t := comm.endpoints[r].t_at(slot)) is not None)
+        fault = self._known[key] = Fault(comm, slot, f, members, own_t)
         if len(self.faults) < _KEPT:
+            self._link(fault)
             self.faults.append(fault)
+
+    def _link(self, fault: Fault) -> None:
+        """Faults of one rank on several communicators at one time are one fault.
+
+        A side that nothing singles out on one communicator may be on another.
+        """
+        for other in self.faults:
+            a, b = sorted((other, fault), key=lambda x: not x.finding.culprits)
+            if a.comm is b.comm or abs(a.own_t - b.own_t) > _TOGETHER:
+                continue
+            who = set(a.finding.culprits)
+            if a.finding.role != "root_cause" or b.finding.role == "downstream" or not who:
+                continue
+            if not b.finding.culprits and who <= b.members:
+                b.finding.details["singled_out_by"] = a.finding.id
+            elif who != set(b.finding.culprits):
+                continue
+            elif _is_other_side(a, b):
+                # The call that it made on one belongs on the other.
+                a, b = (a, b) if a.finding.details["reason"] == "call_skipped" else (b, a)
+                for one, two in ((a, b), (b, a)):
+                    one.finding.details["other_communicator"] = two.comm.key.hash
+                a.finding.details["summary"] += f" It made it on communicator {b.comm.label}."
+            b.finding.role, b.finding.downstream_of = "downstream", a.finding.id
 
     def findings(self) -> list[Finding]:
         """Decided disagreements."""
@@ -101,6 +133,12 @@ class Mismatches:
     def explains(self, comm: Communicator, slot: int) -> bool:
         """Whether waiting in this slot follows from a disagreement before it."""
         return any(f.comm is comm and f.slot <= slot <= f.slot + CONSEQUENCES for f in self.faults)
+
+
+def _is_other_side(a: Fault, b: Fault) -> bool:
+    """Whether a call was left out on one communicator and made on another."""
+    x, y = a.finding.details, b.finding.details
+    return {x["reason"], y["reason"]} == {"call_skipped", "call_extra"} and x["call"] == y["call"]
 
 
 def _streams(comm: Communicator, slot: int, n: int) -> dict[int, list[int]]:
@@ -131,7 +169,7 @@ def _finding(
     shift = verdict.shift
     named = decision.named
     parts = difference(model, own)
-    reason = "arguments_differ"
+    reason = "calls_swapped" if verdict.swapped else "arguments_differ"
     if shift is not None:
         reason = "call_skipped" if shift.skip else "call_extra"
     details: dict[str, Any] = {
@@ -142,7 +180,7 @@ def _finding(
         "missing_rank_status": [],
         "waited_s": seconds(max(0, ctx.now - min(entries))),
         "reason": reason,
-        "confidence": "observed" if exact else "reduced",
+        "confidence": _confidence(exact, decision),
         "trace_event_loss_possible": any(e.lost for e in comm.members()),
         "provisional": provisional,
         "differs_in": parts,
@@ -169,6 +207,8 @@ def _finding(
         wrong = model if shift.skip else own
         details["call"] = wrong.text()
         details["shifted_by"] = shift.by if not shift.skip else -shift.by
+    if verdict.swapped:
+        details["swapped_by"] = verdict.swapped
     if (note := _explanation(model, own)) is not None:
         details["explanation"] = note
     details["summary"] = _summary(comm, d, details, model, own, verdict, decision)
@@ -191,6 +231,12 @@ def _finding(
         # Who has not come to it is not kept by it.
         waiters=tuple(_processes([e for e in comm.members() if e.entered > d.slot])),
     )
+
+
+def _confidence(exact: bool, decision: Decision) -> str:
+    if not exact:
+        return "reduced"
+    return "inferred" if decision.inferred else "observed"
 
 
 def _processes(endpoints: list[Endpoint]) -> list[Hashable]:
@@ -225,6 +271,11 @@ def _summary(
         did = "left out" if shift.skip else "made an extra"
         more = f" ({shift.by} calls)" if shift.by > 1 else ""
         return f"{rank} {did} {details['call']}{more} at {where}; {others} did not."
+    if decision.named and verdict.swapped:
+        return (
+            f"{rank} called {own.text()} and {model.text()} in the other order than {others}, "
+            f"at {where}."
+        )
     if decision.named:
         return f"{rank} called {own.text()} where {others} called {model.text()}, at {where}."
     sides = " and ".join(
@@ -232,4 +283,4 @@ def _summary(
         f"{ranks_text(call['comm_ranks'])} called {call['signature']}"
         for call in details["calls"]
     )
-    return f"At {where}, {sides}; no side is in the majority."
+    return f"At {where}, {sides}; nothing tells which side is wrong."
