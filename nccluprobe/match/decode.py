@@ -270,6 +270,7 @@ class Decoder:
             group=group[select],
             thread=threads[select],
             seq=_seqs(mine, rc[select], group[select]),
+            stream=_streams(mine),
         )
 
     def _signatures(self, rows: list[Line]) -> list[int | None]:
@@ -390,6 +391,14 @@ def _seqs(rows: list[Line], rc: m.Int32, group: m.Int64) -> m.Int64:
         seq = _column([r.get("seq", m.NO_SEQ) for r in rows])
     wrong = (group != 0) | (rc == IN_PROGRESS)
     return np.where(wrong, m.NO_SEQ, seq) if wrong.any() else seq
+
+
+def _streams(rows: list[Line]) -> m.Int64:
+    """Ids of the streams; -1: not told."""
+    try:
+        return _column([r["stream"] for r in rows])
+    except (KeyError, TypeError):
+        return _nullable([r.get("stream") for r in rows])
 
 
 def _raw_keys(name: str) -> list[str]:

@@ -15,6 +15,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.align import AMBIGUOUS, Alignment
 from nccluprobe.match.columns import Columns
 from nccluprobe.match.process import Actor, Process
+from nccluprobe.match.tail import Tail
 
 #: A hole longer than this is not a loss but a broken trace.
 _MAX_HOLE = 1_000_000
@@ -50,6 +51,7 @@ class Endpoint:
         self.last_t = 0  # newest entry of a collective
         self.last_idx: int | None = None
         self.thread = 0  # of its newest call
+        self.tail = Tail()
         self.first_grouped = False  # its first call stood in a group whose start was seen
         self._head: dict[int, int] = {}  # ord -> thread of its first calls, when late
         self.lost = 0  # lost calls that were put in as holes
@@ -172,6 +174,7 @@ class Endpoint:
         """Take finished calls."""
         if self.broken or len(b) == 0:
             return
+        self.tail.add(b)
         if self.late and b.ord[0] < _HEAD:
             self.first_grouped |= bool(b.ord[0] == 0 and b.group[0])
             self._head.update(zip(b.ord[:_HEAD].tolist(), b.thread[:_HEAD].tolist(), strict=True))

@@ -16,6 +16,7 @@ from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
 from nccluprobe.match.options import Options
+from nccluprobe.match.order import Orders
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.splits import judge_split
@@ -33,6 +34,7 @@ class Matcher(State):
         self.book = Book()
         self.delays = Delays()
         self.mismatches = Mismatches()
+        self.orders = Orders()
         #: process -> when its absence was reported, newest last
         self._missed: dict[Hashable, list[int]] = {}
         self._late: list[LateSlot] = []
@@ -65,6 +67,7 @@ class Matcher(State):
         current += self.errors.findings(self._context_of)
         current += self.inits.findings(self._context_of)
         current += self.mismatches.findings()
+        current += self.orders.findings(self.comms.values(), self._context, self.options.lint)
         current += completion.judge(self.comms.values(), self._context)
         waits += completion.pending_waits(self.comms.values(), waits, current)
         current = idle.apply(waits, current, contexts)

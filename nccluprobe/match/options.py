@@ -29,6 +29,9 @@ class Options:
     #: So many long waits that ended well teach that a rooted wait is idle.
     idle_lessons: int = 3
 
+    #: Report also what is risky but did not stop the job.
+    lint: bool = False
+
     def idle_declared(self, name: str | None, comm_hash: str) -> bool:
         """Whether ``--idle-ok`` was given for this communicator."""
         return any(

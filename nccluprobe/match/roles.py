@@ -34,6 +34,7 @@ _STOPS = frozenset(
         "nccl_missing_exit",
         "waiting_for_unobserved",
         "nccl_error_exit",
+        "cross_comm_order_inversion",
     }
 )
 #: A rank with these reasons may have come, or is not seen: it is not blamed.

@@ -1,0 +1,201 @@
+"""Two communicators used on one stream in orders that differ between ranks.
+
+NCCL's operations on one stream run in the order of the calls.  When one rank
+calls on X before Y and another on Y before X, each device waits for the other:
+all have entered everything, and nothing ends.  Compared are the newest calls of
+each endpoint, of communicators on which nobody calls any more (or of all, as a
+lint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.process import Actor
+from nccluprobe.match.status import coverage_of, ranks_text
+
+#: Pairs of communicators looked at in one scan: more are of no help to a reader.
+_MOST = 4096
+
+
+class _Orders(NamedTuple):
+    """How one actor ordered its calls on two communicators: slot of X -> Y's slots before it."""
+
+    actor: Actor
+    x: Endpoint
+    y: Endpoint
+    before: dict[int, int]
+    times: dict[int, int]  # slot of X -> entry
+
+
+@dataclass
+class Inversion:
+    """Two sides that ordered the calls on two communicators differently."""
+
+    x: Communicator
+    y: Communicator
+    slot: int  # of x
+    other: int  # first slot of y that is on different sides of it
+    sides: list[list[_Orders]]  # the larger first
+
+
+def _slots(e: Endpoint, ords: m.Int64) -> m.Int64:
+    return ords + (e.entered - e.next_ord)
+
+
+def _orders(x: Endpoint, y: Endpoint) -> _Orders | None:
+    """None: the two share no stream, or their place is not sure."""
+    a, b = x.tail, y.tail
+    if not len(a.ord) or not len(b.ord) or x.base != "exact" or y.base != "exact":
+        return None
+    streams = np.intersect1d(a.stream, b.stream)
+    streams = streams[streams >= 0]
+    if len(streams) != 1:
+        return None
+    at, bt = a.stream == streams[0], b.stream == streams[0]
+    slots, t = _slots(x, a.ord)[at], a.t[at]
+    others, u = _slots(y, b.ord)[bt], b.t[bt]
+    order = np.argsort(u, kind="stable")
+    others, u = others[order], u[order]
+    # Before the first call that is held, unless it is the first of all, nothing is known.
+    known = (t > u[0]) | (b.ord[0] == 0)
+    n = np.searchsorted(u, t[known])
+    before = np.where(n > 0, np.maximum.accumulate(others)[n - 1] + 1, others[0])
+    pairs = dict(zip(slots[known].tolist(), before.tolist(), strict=True))
+    return _Orders(x.actor, x, y, pairs, dict(zip(slots.tolist(), t.tolist(), strict=True)))
+
+
+def compare(x: Communicator, y: Communicator) -> Inversion | None:
+    """The first slot at which the members of both differ in order, if any."""
+    of_y = {e.actor: e for e in y.members()}
+    shared = [
+        o for e in x.members() if e.actor in of_y and (o := _orders(e, of_y[e.actor])) is not None
+    ]
+    if len(shared) < 2:
+        return None
+    common = set(shared[0].before)
+    for o in shared[1:]:
+        common &= set(o.before)
+    for slot in sorted(common):
+        values = {o.before[slot] for o in shared}
+        if len(values) > 1:
+            sides: dict[int, list[_Orders]] = {}
+            for o in shared:
+                sides.setdefault(o.before[slot], []).append(o)
+            ranked = sorted(sides.items(), key=lambda s: (-len(s[1]), s[0]))
+            return Inversion(x, y, slot, min(values), [s for _, s in ranked])
+    return None
+
+
+def _silent_since(comm: Communicator) -> int:
+    return max((e.last_t for e in comm.endpoints.values()), default=0)
+
+
+class Orders:
+    """Inversions among the communicators that stand still."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, Any], tuple[tuple[int, int], Inversion | None]] = {}
+
+    def findings(
+        self,
+        comms: Iterable[Communicator],
+        context: Callable[[Communicator], Context],
+        lint: bool,
+    ) -> list[Finding]:
+        """One finding per pair of communicators; without ``lint`` only where all is silent."""
+        still: list[Communicator] = []
+        of_actor: dict[Actor, list[Communicator]] = {}
+        for comm in comms:
+            if comm.ambiguous or len(comm.endpoints) < 2:
+                continue
+            ctx = context(comm)
+            if comm.over and not lint:
+                continue
+            if lint or ctx.now - _silent_since(comm) >= ctx.options.missing_after:
+                still.append(comm)
+                for e in comm.members():
+                    of_actor.setdefault(e.actor, []).append(comm)
+        pairs = {
+            (a.key, b.key): (a, b)
+            for theirs in of_actor.values()
+            for i, a in enumerate(theirs)
+            for b in theirs[i + 1 :]
+        }
+        found: list[Finding] = []
+        for key, (a, b) in sorted(pairs.items())[:_MOST]:
+            times = (_silent_since(a), _silent_since(b))
+            known = self._seen.get(key)
+            if known is None or known[0] != times:
+                known = self._seen[key] = (times, compare(a, b))
+            if known[1] is not None:
+                found.append(_finding(known[1], context(a), lint))
+        self._seen = {k: v for k, v in self._seen.items() if k in pairs}
+        return found
+
+
+def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:
+    ranks = ranks_text(sorted(o.x.comm_rank for o in side if o.x.comm_rank is not None))
+    x = f"#{i.x.seq(i.slot)} of {i.x.label}"
+    y = f"#{i.y.seq(i.other)} of {i.y.label}"
+    one, two = (x, y) if first_x else (y, x)
+    return f"rank{'s' if len(side) > 1 else ''} {ranks} called {one} before {two}"
+
+
+def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
+    since = max(_silent_since(i.x), _silent_since(i.y))
+    waited = max(0, ctx.now - since)
+    large, small = i.sides[0], i.sides[1]
+    named = [o for side in i.sides[1:] for o in side] if len(large) > len(small) else []
+    hangs = waited >= ctx.options.missing_after
+    members = {e.process.who for c in (i.x, i.y) for e in c.members()}
+    text = "; ".join(_calls(s, i, s[0].before[i.slot] <= i.other) for s in i.sides[:3])
+    details: dict[str, Any] = {
+        "api": None,
+        "expected_nranks": i.x.key.nranks,
+        "entered_comm_ranks": [e.comm_rank for e in i.x.members()],
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited) if hangs else 0.0,
+        "reason": "orders_exclude",
+        "confidence": "inferred",
+        "trace_event_loss_possible": any(e.lost for c in (i.x, i.y) for e in c.members()),
+        "comm_name": i.x.name,
+        "instance": i.x.key.instance,
+        "other_comm_uid_hash": i.y.key.hash,
+        "other_comm_seq": i.y.seq(i.other),
+        "minority_comm_ranks": sorted(o.x.comm_rank for o in named if o.x.comm_rank is not None),
+        "summary": (
+            f"The orders of the calls on one stream exclude each other: {text}."
+            + (
+                f" Nobody has called on either for {seconds(waited):.1f} s."
+                if hangs
+                else " The job went on all the same."
+            )
+        ),
+    }
+    return Finding(
+        key=("order", *i.x.key, *i.y.key, i.slot),
+        hang_type="cross_comm_order_inversion",
+        run_id=ctx.run_id,
+        comm_uid_hash=i.x.key.hash,
+        comm_seq=i.x.seq(i.slot),
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if hangs and waited >= ctx.options.error_after else "notice",
+        role="root_cause" if hangs else "unknown",
+        job=ctx.job,
+        coverage=coverage_of(i.x, ctx.now, ctx.options.silent_after),
+        since=since,
+        culprits=tuple(dict.fromkeys(o.x.process.who for o in named)) if hangs else (),
+        waiters=tuple(members) if hangs else (),
+    )

@@ -1,0 +1,79 @@
+"""Communicators used in orders that exclude each other."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+AR = "ncclAllReduce"
+
+
+def _job(n: int, swapped: tuple[int, ...], wait: float, streams: int = 1) -> Job:
+    """``n`` ranks that call X then Y in every step; some swap them in the last."""
+    job = Job()
+    xs = job.world(n)
+    ys = [c.proc.comm("00000000000000bb", r, n) for r, c in enumerate(xs)]
+
+    def call(c: Comm, at: float) -> None:
+        c.proc.call(c, AR, at, stream=0 if c in xs or streams == 1 else 1)
+
+    for step in range(10):
+        for x, y in zip(xs, ys, strict=True):
+            call(x, 1 + step)
+            call(y, 1.5 + step)
+    for r, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        one, two = (y, x) if r in swapped else (x, y)
+        call(one, 11)
+        call(two, 11.5)
+    cover(job.procs, 11.5 + wait)
+    return job
+
+
+@pytest.mark.parametrize(("wait", "severity"), [(70, "notice"), (400, "error")])
+def test_one_rank_that_swaps_them_on_one_stream_is_named(wait: float, severity: str) -> None:
+    (f,) = analyze_job(_job(4, (2,), wait))
+    assert (f.hang_type, f.severity, f.role) == (
+        "cross_comm_order_inversion",
+        severity,
+        "root_cause",
+    )
+    assert [c["rank"] for c in f.named] == [2]
+    assert "rank 2 called #10 of 00000000000000bb before #10" in f.details["summary"]
+
+
+def test_a_tie_names_nobody() -> None:
+    (f,) = analyze_job(_job(2, (1,), 400))
+    assert (f.hang_type, f.role, f.named) == ("cross_comm_order_inversion", "root_cause", [])
+
+
+def test_the_same_order_is_silent() -> None:
+    assert analyze_job(_job(4, (), 400)) == []
+
+
+def test_on_two_streams_it_is_no_finding() -> None:
+    assert analyze_job(_job(4, (2,), 400, streams=2)) == []
+
+
+def test_a_job_that_went_on_is_silent_but_for_the_lint() -> None:
+    def job() -> Job:
+        made = _job(4, (2,), 0)
+        for p in made.procs:
+            for c in p.comms:
+                p.call(c, AR, 12.0 + 0.1 * c.id)
+            p.cover(12.0, 20.0)
+        return made
+
+    assert analyze_job(job()) == []
+    (f,) = analyze_job(job(), lint=True)
+    assert (f.hang_type, f.severity, f.role) == ("cross_comm_order_inversion", "notice", "unknown")
+
+
+def test_a_rank_that_others_wait_for_afterwards_is_a_consequence() -> None:
+    job = _job(4, (2,), 0)
+    xs = [p.comms[0] for p in job.procs]
+    steps(xs[:3], 1, start=12.0)
+    cover(job.procs, 400)
+    causes = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [f.hang_type for f in causes] == ["cross_comm_order_inversion"]
+    assert [c["rank"] for c in causes[0].named] == [2]
