@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.importers.files import KINDS, Found, find
+from nccluprobe.importers.run import Imported, check_kind, import_files
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
@@ -37,7 +39,10 @@ def _ns(option: str, seconds: float) -> int:
 def analyze(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or folders with runs below.", metavar="DIR..."),
+        typer.Argument(
+            help="Run folders, or folders with runs below; dumps, reports and logs of other tools.",
+            metavar="PATH...",
+        ),
     ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Stay and watch a job that runs.")
@@ -59,6 +64,14 @@ def analyze(
     out: Annotated[
         Path | None, typer.Option(help="Folder for findings.jsonl (default: the first DIR).")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="KIND",
+            help=f"What the files are: {', '.join(KINDS)} (default: by their contents).",
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="Only traces of this run.")] = None,
     duration: Annotated[
         float | None, typer.Option(min=0, help="With --follow: stop after so many seconds.")
@@ -78,7 +91,9 @@ def analyze(
     for folder in folders:
         if not folder.exists():
             raise NccluprobeError(f"{folder}: no such folder", ExitCode.NO_TRACE)
-    session = _Session(folders, options, run_id, as_json)
+    check_kind(source)
+    found = find(folders, source)
+    session = _Session(found, options, run_id, as_json)
     with FindingWriter(out or _default_out(folders[0])) as writer:
         if follow:
             session.follow(writer, duration, until_quiet)
@@ -86,6 +101,8 @@ def analyze(
             session.afterwards(writer)
     matcher = session.analysis.matcher
     if not matcher.standing.looks and not any(p.info for p in matcher.processes.values()):
+        if session.imported is not None and session.imported.told.problems:
+            raise NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
         raise NccluprobeError(
             f"no readable trace in {', '.join(map(str, folders))}; "
             "give the folder that attach wrote to (--out). A job that hung before attach came "
@@ -109,10 +126,10 @@ def _default_out(folder: Path) -> Path:
 class _Session:
     """Reader and matcher, driven by a clock."""
 
-    def __init__(
-        self, folders: list[Path], options: Options, run_id: str | None, as_json: bool
-    ) -> None:
-        self.reader = TraceReader(folders, run_id)
+    def __init__(self, found: Found, options: Options, run_id: str | None, as_json: bool) -> None:
+        self.reader = TraceReader(found.traces, run_id)
+        self.found = found
+        self.imported: Imported | None = None
         self.analysis = Analysis(options)
         self.as_json = as_json
         self._live = False
@@ -138,7 +155,13 @@ class _Session:
             self.read()
             if time.monotonic() - began < SCAN_S:
                 break
+        self._import()
         self._emit(self.analysis.scan(None), writer)
+
+    def _import(self) -> None:
+        """Read what is no trace, once."""
+        if self.found.any or self.found.problems:
+            self.imported = import_files(self.found, self.analysis)
 
     def follow(
         self, writer: FindingWriter, duration: float | None, until_quiet: float | None
@@ -147,6 +170,8 @@ class _Session:
         self._live = True
         began = heard = time.monotonic()
         next_scan = began
+        self.read()
+        self._import()
         # Also where a shell started it in the background, with SIGINT ignored.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
@@ -189,7 +214,7 @@ class _Session:
         matcher, counts = self.analysis.matcher, self.analysis.decoder.counts
         processes = [p for p in matcher.processes.values() if not p.snapshot]
         limit = matcher.options.silent_after
-        notes = []
+        notes = [] if self.imported is None else self.imported.all_notes()
         if torn := self.reader.torn_lines():
             notes.append(f"{torn} torn last lines (writers that died, or are still writing)")
         files = self.reader.counts

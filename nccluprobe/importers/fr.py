@@ -69,6 +69,8 @@ class FlightRecorder:
         #: How long the ranks are taken to have waited, ns.
         self.waited = min(timeouts, default=_TIMEOUT_MS) * 1_000_000
         self.calls = 0
+        #: Whether the time of the dumps is not known, and the timeout stands for it.
+        self.assumed = False
         self._groups: dict[GroupKey, _Group] = {}
         self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
 
@@ -83,7 +85,8 @@ class FlightRecorder:
                 except OSError:
                     continue
         written = max(times, default=0)
-        return written if self.newest <= written < latest else latest
+        self.assumed = not self.newest <= written < latest
+        return latest if self.assumed else written
 
     def items(self) -> Iterator[list[m.Item]]:
         """Items, a list for each rank."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from nccluprobe.match.decode import Decoder
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.model import Item
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
 
@@ -43,6 +45,23 @@ class Analysis:
             self._unsettled = 0
             self.matcher.settle()
         return self.decoder.through(source)
+
+    def take(self, items: Iterable[Item]) -> None:
+        """Take items of another source than a trace; nothing is closed before the next scan."""
+        self.matcher.feed(items)
+
+    def count_calls(self, n: int) -> None:
+        """Calls that came by ``take``, for the report."""
+        self.decoder.counts.calls += n
+
+    def lower_limits(self, waited: int) -> None:
+        """A source tells of waits of at most ``waited`` ns: that much is long."""
+        o = self.matcher.options
+        self.matcher.options = replace(
+            o,
+            missing_after=min(o.missing_after, waited),
+            error_after=min(o.error_after, waited),
+        )
 
     def scan(self, now: int | None = None) -> list[Finding]:
         """Findings to write, new or changed."""

@@ -1,0 +1,82 @@
+"""What the importers share: numbers of sources, who a process is, lines of text."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nccluprobe.match import model as m
+
+#: Sources of traces are numbered from 0: ours begin here.
+FIRST_SOURCE = 1 << 24
+SECOND = 1_000_000_000
+
+_MAX_LINE = 64 << 10
+_MAX_TEXT = 64 << 30
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass
+class Numbers:
+    """Hands out source numbers, and the keys of processes that traces know already."""
+
+    next_source: int = FIRST_SOURCE
+    #: (host, pid) -> the process, as its trace names it.
+    known: dict[tuple[str, int], m.ProcessKey] = field(default_factory=dict)
+
+    def take(self, n: int = 1) -> int:
+        """The first of ``n`` new numbers."""
+        first = self.next_source
+        self.next_source += n
+        return first
+
+    def key(self, front: str, host: str, pid: int) -> m.ProcessKey:
+        """The process ``pid`` of ``host``: a trace of the same one is found by it."""
+        return self.known.setdefault((host, pid), m.ProcessKey(f"{front} {host}", pid, 0))
+
+
+@dataclass
+class Told:
+    """What could not be read, for the report."""
+
+    calls: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def problem(self, text: str) -> None:
+        """Remember a problem; the first ones are shown."""
+        if len(self.problems) < 1000:
+            self.problems.append(text)
+
+
+def lines_of(path: str, told: Told) -> Iterator[bytes]:
+    """Lines of a text file, plain or gzip; what is too long for a line is cut."""
+    with Path(path).open("rb") as raw:
+        packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        f = gzip.GzipFile(fileobj=raw) if packed else raw
+        left = _MAX_TEXT
+        cut = 0
+        inside = False  # of a line that was cut
+        try:
+            while left > 0 and (line := f.readline(_MAX_LINE)):
+                left -= len(line)
+                whole = line.endswith(b"\n")
+                if inside:
+                    inside = not whole
+                    continue
+                if not whole and len(line) >= _MAX_LINE:
+                    inside = True
+                    cut += 1
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            told.problem(f"{path}: its compression is broken ({error})")
+        if cut:
+            told.problem(f"{path}: {cut} lines were longer than {_MAX_LINE} bytes, and cut")
+
+
+def printable(raw: bytes, most: int = 200) -> str:
+    """Text of bytes that may be anything."""
+    return raw[:most].decode("utf-8", "replace")

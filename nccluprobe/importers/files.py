@@ -1,0 +1,152 @@
+"""Which files are whose: by their contents, not by their names."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FR, RAS, INSPECTOR, NCCL_LOG = "fr", "ras", "inspector", "nccl-log"
+KINDS = (FR, RAS, INSPECTOR, NCCL_LOG)
+TRACE = "trace"
+
+_HEAD = 64 << 10
+_MAX_DEPTH = 8
+_MAX_FILES = 200_000
+_TRACE = re.compile(rb'\{"(?:kind|v)"')
+_LOG = re.compile(rb" NCCL (?:INFO|WARN) ")
+_RAS_TEXT = re.compile(rb"^(?:Job summary|Communicators\.\.\.|RAS )", re.MULTILINE)
+_DUMP_NAME = re.compile(r"(dump|trace|rank)\D*\d+", re.IGNORECASE)
+
+
+@dataclass
+class Found:
+    """Files by kind, (path, size in bytes) each; ``traces``: paths that hold traces."""
+
+    files: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    traces: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, path: str, size: int) -> None:
+        """Take a file."""
+        self.files.setdefault(kind, []).append((path, size))
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to import."""
+        return any(self.files.values())
+
+
+def find(paths: Iterable[Path], kind: str | None) -> Found:
+    """Sort out what the paths hold.  ``kind``: what all their files are, None: look at them.
+
+    A folder that holds traces is a run folder and nothing else.  Links inside
+    folders are not followed.
+    """
+    found = Found()
+    for path in paths:
+        if path.is_dir():
+            _folder(path, kind, found)
+            continue
+        size = path.stat().st_size if path.is_file() else 0
+        what = kind or kind_of(str(path)) or _by_name(path, size)
+        if what is None and not path.name.endswith(".jsonl"):
+            found.problems.append(f"{path}: {_UNKNOWN}")
+        elif what in KINDS:
+            found.add(what or "", str(path), size)
+        else:
+            found.traces.append(path)
+    return found
+
+
+_UNKNOWN = (
+    "neither a trace nor a flight recorder dump, RAS report, Inspector or NCCL log; "
+    "--from says which it is"
+)
+
+
+def _folder(top: Path, kind: str | None, found: Found) -> None:
+    here = Found()
+    empty: list[str] = []
+    for path, size in _regular_files(str(top), found):
+        what = kind or (kind_of(path) if size else None)
+        if what == TRACE:
+            found.traces.append(top)
+            return
+        if what is not None:
+            here.add(what, path, size)
+        elif size == 0:
+            empty.append(path)
+    if here.files.get(FR):
+        # A rank that could not write any more leaves an empty file.
+        for path in empty:
+            if _DUMP_NAME.search(Path(path).name):
+                here.add(FR, path, 0)
+    if not here.any:
+        found.traces.append(top)
+        return
+    for what, files in here.files.items():
+        for path, size in sorted(files):
+            found.add(what, path, size)
+
+
+def _by_name(path: Path, size: int) -> str | None:
+    return FR if path.is_file() and size == 0 and _DUMP_NAME.search(path.name) else None
+
+
+def _regular_files(top: str, found: Found) -> list[tuple[str, int]]:
+    files: list[tuple[str, int]] = []
+    stack = [(top, 0)]
+    while stack:
+        folder, depth = stack.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode) and depth < _MAX_DEPTH:
+                        stack.append((entry.path, depth + 1))
+                    elif stat.S_ISREG(info.st_mode) and len(files) < _MAX_FILES:
+                        files.append((entry.path, info.st_size))
+        except OSError as error:
+            found.problems.append(f"{folder}: {error.strerror}")
+    return files
+
+
+def kind_of(path: str) -> str | None:
+    """What a file holds by its first bytes; None: nothing that is known, or not readable."""
+    try:
+        with Path(path).open("rb") as f:
+            head = f.read(_HEAD)
+    except OSError:
+        return None
+    if head[:2] == b"\x1f\x8b":
+        try:
+            head = zlib.decompressobj(31).decompress(head, _HEAD)
+        except zlib.error:
+            return None
+    return _kind(head)
+
+
+def _kind(head: bytes) -> str | None:
+    if len(head) > 1 and head[0] == 0x80 and head[1] <= 5:
+        return FR
+    text = head.lstrip()
+    if text.startswith((b"{", b"[")):
+        if _TRACE.match(text):
+            return TRACE
+        if b'"coll_perf"' in head or b'"p2p_perf"' in head:
+            return INSPECTOR
+        if b'"communicators' in head:
+            return RAS
+        if b'"pg_config"' in head or b'"collective_seq_id"' in head or b'"entries"' in head:
+            return FR
+        return None
+    if _LOG.search(head):
+        return NCCL_LOG
+    if _RAS_TEXT.search(head):
+        return RAS
+    return None

@@ -1,0 +1,155 @@
+"""Everything that was found, read and fed to an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.importers import ras
+from nccluprobe.importers.common import Numbers, Told
+from nccluprobe.importers.files import FR, INSPECTOR, KINDS, NCCL_LOG, RAS, Found
+from nccluprobe.importers.fr import FlightRecorder
+from nccluprobe.importers.fr_dump import Dump, read_dump
+from nccluprobe.importers.fr_job import jobs_of
+from nccluprobe.importers.guard import read_guarded
+from nccluprobe.importers.inspector import Inspector
+from nccluprobe.importers.nccl_log import NcclLog
+from nccluprobe.match.model import ProcessKey
+from nccluprobe.match.pipeline import Analysis
+
+_NAMES = {
+    FR: "flight recorder dumps",
+    RAS: "RAS reports",
+    INSPECTOR: "Inspector files",
+    NCCL_LOG: "NCCL logs",
+}
+
+
+@dataclass
+class Imported:
+    """What was imported, for the report."""
+
+    told: Told = field(default_factory=Told)
+    files: dict[str, int] = field(default_factory=dict)
+    #: Files of which something was read.
+    good: int = 0
+    #: Notes for the report's coverage.
+    notes: list[str] = field(default_factory=list)
+
+    def all_notes(self) -> list[str]:
+        """Notes and problems as lines for people."""
+        lines = [f"{n} {_NAMES[kind]} read" for kind, n in self.files.items()]
+        problems = self.told.problems
+        lines += self.notes + problems[:20]
+        if len(problems) > 20:
+            lines.append(f"{len(problems) - 20} more files with problems")
+        return lines
+
+
+def check_kind(kind: str | None) -> None:
+    """Refuse a kind that nobody reads."""
+    if kind is not None and kind not in KINDS:
+        raise NccluprobeError(f"--from {kind}: give one of {', '.join(KINDS)}", ExitCode.USAGE)
+
+
+def import_files(found: Found, analysis: Analysis) -> Imported:
+    """Read all files of ``found`` into an analysis, after the traces."""
+    done = Imported()
+    done.told.problems += found.problems
+    numbers = Numbers(known=_known(analysis))
+    if files := found.files.get(FR):
+        _flight_recorder(files, analysis, numbers, done)
+    if files := found.files.get(RAS):
+        _ras(files, analysis, numbers, done)
+    if files := found.files.get(INSPECTOR):
+        inspector = Inspector(analysis.table, numbers, done.told)
+        for path in _readable(files, INSPECTOR, done):
+            inspector.read(path)
+        for items in inspector.items():
+            analysis.take(items)
+        done.good += len(inspector.processes)
+    if files := found.files.get(NCCL_LOG):
+        log = NcclLog(analysis.table, numbers, done.told)
+        for path in _readable(files, NCCL_LOG, done):
+            log.read(path)
+        for items in log.items(analysis.matcher.options.missing_after):
+            analysis.take(items)
+        done.good += len(log.processes)
+        done.notes.append(
+            "a log does not say for how long its last calls have been open: "
+            f"{analysis.matcher.options.missing_after / 1e9:g} s is assumed"
+        )
+    analysis.count_calls(done.told.calls)
+    return done
+
+
+def _known(analysis: Analysis) -> dict[tuple[str, int], ProcessKey]:
+    found = {}
+    for p in analysis.matcher.processes.values():
+        if p.info is not None:
+            found[p.info.host, p.info.pid] = p.info.key
+    return found
+
+
+def _readable(files: list[tuple[str, int]], kind: str, done: Imported) -> Iterator[str]:
+    for path, _ in files:
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            done.told.problem(f"{path}: {error.strerror}")
+            continue
+        done.files[kind] = done.files.get(kind, 0) + 1
+        yield path
+
+
+def _flight_recorder(
+    files: list[tuple[str, int]], analysis: Analysis, numbers: Numbers, done: Imported
+) -> None:
+    reads: list[tuple[str, Dump | None, str | None]] = []
+    for read in read_guarded(read_dump, files):
+        if read.error is not None:
+            done.told.problem(f"{read.path}: {read.error}")
+        reads.append((read.path, read.value, read.error))
+    good = sum(dump is not None for _, dump, _ in reads)
+    if not good:
+        return
+    done.good += good
+    done.files[FR] = good
+    jobs, problems = jobs_of(reads)
+    for problem in problems:
+        done.told.problem(problem)
+    for job in jobs:
+        if not any(x.dump for x in job.members.values()):
+            continue
+        recorder = FlightRecorder(job, numbers.take(len(job.members)), analysis.table)
+        analysis.lower_limits(recorder.waited)
+        for items in recorder.items():
+            analysis.take(items)
+        done.told.calls += recorder.calls
+        if recorder.assumed:
+            done.notes.append(
+                "a dump does not say when it was made: the ranks are taken to have waited "
+                f"for the timeout of {recorder.waited / 1e9:g} s after the newest call"
+            )
+
+
+def _ras(
+    files: list[tuple[str, int]], analysis: Analysis, numbers: Numbers, done: Imported
+) -> None:
+    reports = []
+    for path, _ in files:
+        try:
+            reports.append(ras.read_report(path))
+        except OSError as error:
+            done.told.problem(f"{path}: {error.strerror}")
+        except ValueError as error:
+            done.told.problem(f"{path}: {error}")
+    for report in sorted(reports, key=lambda r: r.t):
+        for items in ras.items(report, numbers):
+            analysis.take(items)
+    if reports:
+        done.files[RAS] = len(reports)
+        done.good += len(reports)
