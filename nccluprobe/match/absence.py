@@ -214,6 +214,7 @@ _STRENGTH = (
     "rank_exit_or_crash_suspected",
     "rank_ended_communicator",
     "rank_exited",
+    "partner_gone_past",
     "rank_alive_but_not_entered",
     "rank_inside_other_call",
     "rank_waiting_elsewhere",

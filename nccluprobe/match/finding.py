@@ -21,14 +21,14 @@ HANG_TYPES: dict[str, str] = {
     "comm_init_rank_conflict": "two processes claim one rank of a new communicator",
     "comm_ended_under_waiters": "a member ended the communicator while others wait on it",
     "waiting_for_unobserved": "all observed members wait; the rest is not traced",
+    "p2p_mismatch": "a send and its receive differ",
+    "p2p_unmatched": "a send or receive without partner: its peer left it out, or does not come",
+    "p2p_order_inversion": "two peers send and receive in orders that exclude each other",
     "collective_missing_exit": "a collective that all entered does not end on some members",
     "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
 }
 #: Names that later releases will use; part of the contract already.
 RESERVED_HANG_TYPES: dict[str, str] = {
-    "p2p_mismatch": "a send and its receive differ",
-    "p2p_unmatched": "a send or receive whose partner has gone past",
-    "p2p_order_inversion": "two peers send and receive in orders that exclude each other",
     "nccl_missing_exit": "a call does not return although it could",
     "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
 }
@@ -46,6 +46,7 @@ REASONS: dict[str, str] = {
     "calls_swapped": "it made two calls in the other order than the others",
     "call_skipped": "it left out a call that the others made",
     "call_extra": "it made a call that the others did not make",
+    "partner_gone_past": "it has gone past the send or receive, to later calls",
     "rank_late": "it came later than all others",
     "call_returned_error": "the function returned an error",
     "ranks_not_in_init": "fewer ranks came than the communicator has",

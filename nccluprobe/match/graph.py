@@ -138,6 +138,10 @@ class Graph:
         own: dict[int, set[Cause]] = {}
         for i, w in enumerate(self.waits):
             out = []
+            if w.cause is not None:
+                own.setdefault(len(actors) + i, set()).add(Cause("finding", w.cause.id))
+                edges.append([])
+                continue
             if not w.absent:
                 own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
             for e in w.absent:
@@ -182,15 +186,18 @@ class Graph:
         if away:
             return {Cause("rank", a) for a in away}
         # A host that is free has queued its work and gone away, when all others are held.
-        free = [a for a in actors if hosts[a] is Host.OUTSIDE]
-        if hard and free and len(hard) + len(free) == len(actors):
+        free = {a for a in actors if hosts[a] is Host.OUTSIDE}
+        few = _minority(waits)
+        held = bool(hard and free) and len(hard) + len(free) == len(actors)
+        if held and few in ((), tuple(sorted(free, key=repr))):
             return {Cause("rank", a) for a in free}
         cycle = Cycle(
             len(self.cycles),
             tuple(sorted(waits, key=lambda w: w.order)),
             tuple(sorted(actors, key=repr)),
             proven=len(hard) == len(actors),
-            minority=_minority(waits),
+            # Fewer ranks say one thing, free hosts another: it is not decided.
+            minority=() if held else few,
         )
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}

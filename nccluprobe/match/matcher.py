@@ -70,6 +70,8 @@ class Matcher(State):
         current += self.orders.findings(self.comms.values(), self._context, self.options.lint)
         current += completion.judge(self.comms.values(), self._context)
         waits += completion.pending_waits(self.comms.values(), waits, current)
+        waits += self.p2p.judge(self.comms, self._context, final=now is None)
+        current += self.p2p.findings
         current = idle.apply(waits, current, contexts)
         current += roles.assign(
             waits,
@@ -194,6 +196,8 @@ class Matcher(State):
         lasting |= {w.comm.key for w in self._late}
         for key, comm in list(self.comms.items()):
             if not comm.over or key in lasting or comm.disagreement is not None:
+                continue
+            if self.p2p.holds(comm):
                 continue
             if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
                 continue

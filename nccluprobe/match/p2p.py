@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nccluprobe.match import model as m
+from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
-from nccluprobe.match.p2p_pair import Pairs
+from nccluprobe.match.p2p_faults import Faults
+from nccluprobe.match.p2p_judge import Judge
+from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.waits import Wait
 
 #: An endpoint by its source and the communicator's id there.
 At = tuple[int, int]
@@ -23,6 +28,9 @@ class P2P:
         self.options = options
         self.sides: dict[At, Side] = {}
         self.pairs = Pairs(options, table)
+        self.faults = Faults(self.pairs, self.sides)
+        #: What holds now, by the last ``judge``.
+        self.findings: list[Finding] = []
         self._of_source: dict[int, list[Side]] = {}
         self._fresh: dict[At, None] = {}
 
@@ -78,6 +86,7 @@ class P2P:
         """Drop an endpoint."""
         side = self.sides.pop(at, None)
         if side is not None:
+            self.pairs.forget(side)
             self._of_source[at[0]].remove(side)
             self._fresh.pop(at, None)
 
@@ -99,3 +108,53 @@ class P2P:
                 continue
             lanes, side.fresh = side.fresh, {}
             self.pairs.pair_all(comm, side, lanes, self.sides, safe_time)
+            if any(self._alone(comm, *lane) for lane in lanes):
+                # Its peers may turn up: what is older than all that is read is dropped then.
+                side.fresh |= {lane: None for lane in lanes if self._alone(comm, *lane)}
+                self._fresh[at] = None
+
+    @staticmethod
+    def _alone(comm: Communicator, send: bool, peer: int) -> bool:
+        return 0 <= peer < comm.key.nranks and peer not in comm.endpoints
+
+    # -- judging -----------------------------------------------------------
+
+    def judge(
+        self,
+        comms: Mapping[CommKey, Communicator],
+        context: Callable[[Communicator], Context],
+        final: bool,
+    ) -> list[Wait]:
+        """What endpoints wait in; ``findings`` holds what is not one of their findings."""
+        by_comm: dict[CommKey, list[Channel]] = {}
+        for channel in (*self.pairs.open, *self.pairs.disputed):
+            by_comm.setdefault(channel.comm, []).append(channel)
+        current: list[Finding] = []
+        waits: list[Wait] = []
+        for key, channels in sorted(by_comm.items()):
+            comm = comms.get(key)
+            if comm is None or comm.ambiguous:
+                continue
+            ctx = context(comm)
+            current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
+        self.faults.note_decided(comms, context)
+        for key, channels in sorted(by_comm.items()):
+            comm = comms.get(key)
+            if comm is None or comm.ambiguous:
+                continue
+            ctx = context(comm)
+            still = [c for c in sorted(set(channels)) if c in self.pairs.open]
+            still = self.faults.note_left_over(comm, ctx, still)
+            judge = Judge(comm, ctx, still, self.pairs, self.sides, self.faults.of_channel)
+            judge.run()
+            waits += judge.waits
+            current += judge.findings
+            current += [w.finding for w in judge.waits if w.finding is not None]
+        self.findings = [*current, *self.faults.findings]
+        return waits
+
+    def holds(self, comm: Communicator) -> bool:
+        """Whether something about a communicator is still told."""
+        return any(f.key[2:5] == comm.key and f.state == "open" for f in self.findings) and any(
+            c.comm == comm.key for c in self.pairs.open
+        )

@@ -124,15 +124,16 @@ class Pairs:
                 continue
             other = comm.endpoints.get(peer)
             channel = Channel(comm.key, *((rank, peer) if send else (peer, rank)))
-            if other is None or is_unplaced(other):
-                self._lonely(channel, side, send, peer, safe_time, other is not None)
+            known = other is not None and (is_unplaced(other) or not side.placed)
+            if other is None or known:
+                self._lonely(channel, side.queue(send, peer), safe_time, known)
                 continue
             found = (
                 side if other is side.endpoint else sides.get((other.info.source, other.info.id))
             )
             mine = side.queue(send, peer)
             theirs = None if found is None else found.queue(not send, rank)
-            if not side.placed or mine.odd or (theirs is not None and theirs.odd):
+            if mine.odd or (theirs is not None and theirs.odd):
                 mine.give_up()
                 self.open.pop(channel, None)
                 continue
@@ -141,17 +142,12 @@ class Pairs:
             else:
                 self.pair(channel, *((mine, theirs) if send else (theirs, mine)))
 
-    def _lonely(
-        self, channel: Channel, side: Side, send: bool, peer: int, safe_time: int, known: bool
-    ) -> None:
-        """Nobody speaks for the peer, or nobody knows how many it made before."""
-        queue = side.queue(send, peer)
+    def _lonely(self, channel: Channel, queue: Queue, safe_time: int, known: bool) -> None:
+        """Nobody speaks for the peer, or nobody knows how many there were before."""
         if not queue.n:
             return
-        rows = queue.rows()
-        if known or int(rows[0, T]) <= safe_time:
-            old = queue.n if known else int((rows[:, T] <= safe_time).sum())
-            queue.drop(max(0, min(old, queue.n - _KEPT_LONELY)))
+        old = queue.n if known else int((queue.rows()[:, T] <= safe_time).sum())
+        queue.drop(max(0, min(old, queue.n - _KEPT_LONELY)))
         self._keep(channel, queue)
 
     def _keep(self, channel: Channel, *queues: Queue) -> None:
@@ -257,11 +253,17 @@ class Pairs:
         fitting = [by for score, by in fits if score == top]
         return fitting[0], len(fitting) > 1
 
-    def forget(self, comm: CommKey) -> None:
-        """Drop a communicator."""
-        for known in (self.open, self.disputed, self.other_type):
-            for channel in [c for c in known if c.comm == comm]:
-                del known[channel]
+    def forget(self, side: Side) -> None:
+        """Drop what an endpoint's communicator has open."""
+        info, rank = side.endpoint.info, side.endpoint.comm_rank
+        if info.hash is None or info.nranks is None or rank is None:
+            return
+        key = CommKey(info.hash, info.instance, info.nranks)
+        for send, peer in side.queues:
+            channel = Channel(key, *((rank, peer) if send else (peer, rank)))
+            self.open.pop(channel, None)
+            self.disputed.pop(channel, None)
+            self.other_type.pop(channel, None)
 
 
 def is_unplaced(e: Endpoint) -> bool:

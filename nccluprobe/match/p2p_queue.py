@@ -157,6 +157,13 @@ class Side:
         return bool(self._pending)
 
     @property
+    def hole(self) -> bool:
+        """Whether an operation is known by those after it only."""
+        return any(
+            self._next.get(lane, 0) not in pending for lane, pending in self._pending.items()
+        )
+
+    @property
     def placed(self) -> bool:
         """Whether its operations were seen from the communicator's making on."""
         return self.endpoint.info.from_start
@@ -174,8 +181,8 @@ class Side:
     def take(self, b: m.P2PBatch) -> None:
         """Take finished operations."""
         table = np.empty((len(b), WIDTH), np.int64)
-        columns: tuple[NDArray[Any], ...]
-        columns = (b.ord, b.sig, b.t_enter, b.idx, b.group, b.thread, b.peer, b.send)
+        columns: list[NDArray[Any]]
+        columns = [b.ord, b.sig, b.t_enter, b.idx, b.group, b.thread, b.peer, b.send]
         for at, column in enumerate(columns):
             table[:, at] = column
         if len(b) > 1 and not bool((b.idx[1:] > b.idx[:-1]).all()):

@@ -35,6 +35,8 @@ class Wait:
     at: tuple[int, ...] = ()
     #: comm_seq, when it is a collective.
     seq: int | None = None
+    #: Something else that is wrong explains that it does not end.
+    cause: Finding | None = None
     #: Whether this is a small send that may be buffered: its sender need not wait.
     buffered: bool = False
 

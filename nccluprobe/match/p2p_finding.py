@@ -1,0 +1,342 @@
+"""Findings of sends and receives: their details and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.p2p_pair import Pair, size_of
+from nccluprobe.match.p2p_queue import Op
+from nccluprobe.match.p2p_units import Unit
+from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import coverage_of, rank_status
+
+_WORD = {True: ("ncclSend", "to"), False: ("ncclRecv", "from")}
+
+
+def _call(op: Op, table: SignatureTable) -> str:
+    name, word = _WORD[bool(op.send)]
+    s = table[op.sig]
+    if s.count is None:
+        return f"{name} {word} rank {op.peer}"
+    return f"{name}(count {s.count}, {s.datatype}) {word} rank {op.peer}"
+
+
+def _op(op: Op, rank: int, table: SignatureTable) -> dict[str, Any]:
+    s = table[op.sig]
+    return {
+        "api": _WORD[bool(op.send)][0],
+        "comm_rank": rank,
+        "peer": op.peer,
+        "ord": op.ord,
+        "call_idx": None if op.idx < 0 else op.idx,
+        "count": s.count,
+        "datatype": s.datatype,
+        "bytes": size_of(s),
+        "entered_unix_ns": op.t,
+    }
+
+
+def _base(
+    comm: Communicator, ctx: Context, first: int, until: int, loss: bool, **more: Any
+) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "api": None,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": [],
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(max(0, until - first)),
+        "reason": "rank_alive_but_not_entered",
+        "confidence": "observed",
+        "trace_event_loss_possible": loss,
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": first,
+    }
+    return details | more
+
+
+def _made(
+    comm: Communicator,
+    ctx: Context,
+    hang_type: str,
+    key: tuple[Any, ...],
+    details: dict[str, Any],
+    error: bool,
+    role: str,
+    culprits: Iterable[Endpoint],
+    waiters: Iterable[Endpoint],
+) -> Finding:
+    return Finding(
+        key=("p2p", hang_type, *comm.key, *key),
+        hang_type=hang_type,
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=None,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if error else "notice",
+        role=role,
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=details["first_entered_unix_ns"],
+        culprits=tuple(dict.fromkeys(e.process.who for e in culprits)),
+        waiters=tuple(dict.fromkeys(e.process.who for e in waiters)),
+    )
+
+
+def differing(
+    comm: Communicator, pair: Pair, ctx: Context, odd: Endpoint | None, loss: bool
+) -> Finding:
+    """A send and its receive of another size (or, as a notice, of another type)."""
+    c, table = pair.channel, ctx.table
+    sizes = [size_of(table[op.sig]) for op in (pair.send, pair.recv)]
+    same_bytes = sizes[0] is not None and sizes[0] == sizes[1]
+    src, dst = comm.endpoints[c.src], comm.endpoints[c.dst]
+    details = _base(
+        comm,
+        ctx,
+        pair.first,
+        ctx.now,
+        loss,
+        api="ncclSend",
+        entered_comm_ranks=[c.src, c.dst],
+        reason="arguments_differ",
+        confidence="reduced" if loss else "observed",
+        provisional=pair.provisional,
+        differs_in=["datatype"] if same_bytes else ["bytes"],
+        pair=[_op(pair.send, c.src, table), _op(pair.recv, c.dst, table)],
+        position=pair.position,
+        several_shifts_fit=pair.several_fit,
+    )
+    text = (
+        f"Rank {c.src} called {_call(pair.send, table)} where rank {c.dst} called "
+        f"{_call(pair.recv, table)}, pair #{pair.position} of communicator {comm.label}"
+    )
+    if same_bytes:
+        details["explanation"] = "same bytes, other type"
+        text += ": same bytes, other type."
+    else:
+        if 0 in sizes:
+            details["explanation"] = "one side passed count 0"
+        text += f": {sizes[0]} bytes sent, {sizes[1]} awaited"
+        text += (
+            "; neither side is the odd one."
+            if odd is None
+            else (f"; rank {odd.comm_rank} differs from what it and its peers do otherwise.")
+        )
+    details["summary"] = text
+    return _made(
+        comm,
+        ctx,
+        "p2p_mismatch",
+        (c.src, c.dst, pair.position, same_bytes),
+        details,
+        error=not (same_bytes or pair.provisional or loss),
+        role="unknown" if pair.provisional or same_bytes else "root_cause",
+        culprits=() if odd is None or pair.provisional else (odd,),
+        waiters=() if same_bytes else (src, dst),
+    )
+
+
+def left_over(
+    comm: Communicator,
+    ctx: Context,
+    has: Endpoint,
+    lacks: Endpoint,
+    ops: tuple[Op, ...],
+    culprit: Endpoint,
+    *,
+    sure: bool,
+    loss: bool,
+    shifted: bool = False,
+    provisional: bool = False,
+    several_fit: bool = False,
+    position: int = 0,
+) -> Finding:
+    """Operations that one side made and the other did not: both have gone on, or ended."""
+    op, table = ops[0], ctx.table
+    extra = culprit is has
+    details = _base(
+        comm,
+        ctx,
+        op.t,
+        ctx.now,
+        loss,
+        api=_WORD[bool(op.send)][0],
+        entered_comm_ranks=[has.comm_rank],
+        missing_comm_ranks=[lacks.comm_rank],
+        reason="call_extra" if extra else "call_skipped",
+        confidence="reduced" if loss else "observed" if sure else "inferred",
+        provisional=provisional,
+        unmatched=[_op(o, has.comm_rank or 0, table) for o in ops[:8]],
+        position=position,
+        several_shifts_fit=several_fit,
+    )
+    details["missing_rank_status"] = [_status(comm, lacks, ctx, details["reason"])]
+    calls = f"{_call(op, table)}" + (f" ({len(ops)} calls)" if len(ops) > 1 else "")
+    other = "receive" if op.send else "send"
+    if extra:
+        text = f"Rank {has.comm_rank} made an extra {calls}"
+        text += f": rank {lacks.comm_rank} has no {other} for it"
+    else:
+        text = f"Rank {lacks.comm_rank} left out a {other}: rank {has.comm_rank} called {calls}"
+    after = "what follows on both sides is shifted by it" if shifted else "both have ended"
+    details["summary"] = f"{text}, #{position} of communicator {comm.label}; {after}."
+    return _made(
+        comm,
+        ctx,
+        "p2p_unmatched",
+        (has.comm_rank, op.send, op.peer, position, "left"),
+        details,
+        error=shifted and not (provisional or loss),
+        role="unknown" if provisional else "root_cause",
+        culprits=() if provisional else (culprit,),
+        waiters=(),
+    )
+
+
+def inversion(
+    comm: Communicator, ctx: Context, u: Unit, v: Unit, odd: Endpoint | None, loss: bool
+) -> Finding:
+    """Two peers that each wait in what the other must answer first."""
+    hard = u.hard is not None and v.hard is not None
+    sides = [_side(x) for x in (u, v)]
+    details = _base(
+        comm,
+        ctx,
+        max(u.t, v.t),
+        ctx.now,
+        loss,
+        api="ncclGroupEnd" if u.group else u.ops[0].text.split()[0],
+        entered_comm_ranks=sorted(r for x in (u, v) if (r := x.endpoint.comm_rank) is not None),
+        reason="orders_exclude",
+        confidence="reduced" if loss else "observed" if hard else "inferred",
+        cycle=[
+            {
+                "comm_uid_hash": comm.key.hash,
+                "comm_seq": None,
+                "call": x.label,
+                "entered_comm_ranks": [x.endpoint.comm_rank],
+                "missing_comm_ranks": [y.endpoint.comm_rank],
+            }
+            for x, y in ((u, v), (v, u))
+        ],
+    )
+    text = f"On communicator {comm.label}, {sides[0]} and {sides[1]}: each needs the other first."
+    if odd is not None:
+        text += f" Rank {odd.comm_rank} did it in another order before."
+    details["summary"] = text
+    return _made(
+        comm,
+        ctx,
+        "p2p_order_inversion",
+        (u.endpoint.comm_rank, u.ops[0].position, v.endpoint.comm_rank, v.ops[0].position),
+        details,
+        error=hard and not loss,
+        role="root_cause",
+        culprits=() if odd is None else (odd,),
+        waiters=(u.endpoint, v.endpoint),
+    )
+
+
+def _side(u: Unit) -> str:
+    held = "is inside" if u.hard is not None else "waits in"
+    return f"rank {u.endpoint.comm_rank} {held} {u.label}"
+
+
+def _status(comm: Communicator, e: Endpoint, ctx: Context, reason: str) -> dict[str, Any]:
+    limit = ctx.options.silent_after
+    return rank_status(comm, -1 if e.comm_rank is None else e.comm_rank, e, ctx.now, limit, reason)
+
+
+def unmatched(
+    comm: Communicator,
+    ctx: Context,
+    unit: Unit,
+    reasons: dict[int, tuple[Endpoint, str]],
+    reason: str,
+    until: int,
+    *,
+    error: bool,
+    loss: bool,
+    confidence: str,
+    culprits: tuple[Endpoint, ...],
+    role: str = "unknown",
+    not_observed: tuple[int, ...] = (),
+) -> Finding:
+    """Operations that wait for peers, judged like an open collective."""
+    e = unit.endpoint
+    unseen = not reasons
+    details = _base(
+        comm,
+        ctx,
+        unit.t,
+        until,
+        loss,
+        api=unit.ops[0].text.split()[0],
+        entered_comm_ranks=[e.comm_rank],
+        missing_comm_ranks=sorted(reasons),
+        missing_rank_status=[_status(comm, x, ctx, why) for _, (x, why) in sorted(reasons.items())],
+        reason=reason,
+        confidence=confidence,
+        unmatched=[_op(o.op, e.comm_rank or 0, ctx.table) for o in unit.ops[:64]],
+        position=unit.ops[0].position,
+        inside=unit.hard is not None,
+        not_observed_comm_ranks=list(not_observed),
+        unobserved_comm_ranks=len(comm.unobserved()),
+    )
+    details["summary"] = _unmatched_text(comm, details, unit, reasons, culprits)
+    return _made(
+        comm,
+        ctx,
+        "waiting_for_unobserved" if unseen else "p2p_unmatched",
+        (e.comm_rank, unit.ops[0].op.send, unit.ops[0].op.peer, unit.ops[0].position, "open"),
+        details,
+        error=error,
+        role=role,
+        culprits=culprits,
+        waiters=(e,),
+    )
+
+
+_WHY = {
+    "rank_alive_but_not_entered": "is alive and has not made it",
+    "rank_inside_other_call": "is inside another NCCL call",
+    "rank_exit_or_crash_suspected": "crashed or was killed",
+    "rank_exited": "has exited",
+    "rank_ended_communicator": "has ended the communicator",
+    "probe_event_loss_possible": "may have made it: events of it were lost",
+    "partner_gone_past": "has gone past it, to a later collective",
+    "rank_not_observed": "is not observed",
+}
+
+
+def _unmatched_text(
+    comm: Communicator,
+    details: dict[str, Any],
+    unit: Unit,
+    reasons: dict[int, tuple[Endpoint, str]],
+    culprits: tuple[Endpoint, ...],
+) -> str:
+    held = "is inside" if unit.hard is not None else "waits in"
+    text = (
+        f"Rank {unit.endpoint.comm_rank} {held} {unit.label} of communicator {comm.label} "
+        f"for {details['waited_s']:.1f} s: "
+    )
+    if not reasons:
+        return text + "its peer is not observed."
+    if unit.endpoint in culprits:
+        ranks = ", ".join(map(str, sorted(reasons)))
+        return text + f"an extra call, rank {ranks} has done all that it did before."
+    other = "receive" if unit.ops[0].op.send else "send"
+    told = [
+        f"rank {r} {_WHY.get(why, why.replace('_', ' '))}"
+        for r, (_, why) in sorted(reasons.items())[:6]
+    ]
+    return text + f"the {other} is missing; " + ", ".join(told) + "."

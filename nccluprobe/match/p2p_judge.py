@@ -1,0 +1,337 @@
+"""Whom open sends and receives wait for, and whether that is a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nccluprobe.match import p2p_finding as make
+from nccluprobe.match.absence import Context, strongest, waiting_until
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.p2p_habit import odd_one, usual
+from nccluprobe.match.p2p_pair import At, Channel, Pairs
+from nccluprobe.match.p2p_queue import Side
+from nccluprobe.match.p2p_units import Unit, units_of
+from nccluprobe.match.status import end_reason, ended_abruptly, is_silent
+from nccluprobe.match.waits import Wait
+
+
+@dataclass
+class _Peer:
+    """One endpoint that a unit waits for."""
+
+    endpoint: Endpoint
+    reason: str
+    #: How long both have stood still, ns.
+    quiet: int
+    proof: bool = False
+    loss: bool = False
+    #: It went on to a collective that cannot end before the unit does.
+    gone: bool = False
+    silent: bool = False
+
+
+class Judge:
+    """The open operations of one communicator at one moment."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        ctx: Context,
+        channels: Sequence[Channel],
+        pairs: Pairs,
+        sides: Mapping[At, Side],
+        faults: Mapping[Channel, Finding],
+    ) -> None:
+        self.comm, self.ctx = comm, ctx
+        self.pairs, self.sides, self.faults = pairs, sides, faults
+        self.units = units_of(comm, channels, pairs, sides)
+        self.findings: list[Finding] = []
+        self.waits: list[Wait] = []
+
+    def run(self) -> None:
+        """Fill ``waits`` and ``findings``."""
+        inverted = self._inversions()
+        for unit in self.units:
+            self._judge(unit, inverted.get(id(unit)))
+
+    def side(self, e: Endpoint) -> Side | None:
+        """Sends and receives of an endpoint."""
+        return self.sides.get((e.info.source, e.info.id))
+
+    # -- two that wait for each other ----------------------------------------
+
+    def _inversions(self) -> dict[int, Finding]:
+        found: dict[int, Finding] = {}
+        of: dict[int, list[Unit]] = {}
+        for u in self.units:
+            of.setdefault(id(u.endpoint), []).append(u)
+        for u in self.units:
+            for peer in {id(o.peer): o.peer for o in u.ops if o.peer is not None}.values():
+                for v in of.get(id(peer), ()):
+                    if u is v or id(v) in found or id(u) in found or not v.needs(u.endpoint):
+                        continue
+                    f = self._inversion(u, v)
+                    if f is not None:
+                        found[id(u)] = found[id(v)] = f
+                        self.findings.append(f)
+        return found
+
+    def _inversion(self, u: Unit, v: Unit) -> Finding | None:
+        ctx, both = self.ctx, (u, v)
+        if any(not o.counted for x in both for o in x.ops):
+            return None
+        ends = (u.endpoint, v.endpoint)
+        if any(e.end is not None or e.process.ended for e in ends):
+            return None
+        loss = any(self._loss(e) for e in ends)
+        odd = odd_one(u.side, v.side, self.pairs.wires.size, (u.idx, v.idx)) or odd_one(
+            u.side, v.side, self.pairs.wires.size
+        )
+        if u.hard is not None and v.hard is not None:
+            since = max(u.hard, v.hard)
+            # A send may only be slow to leave; two receives cannot help each other.
+            plain = u.receives and v.receives
+            limit = ctx.options.decide_after if plain else ctx.options.missing_after
+            limit = min(limit, ctx.options.missing_after)
+        elif odd is None or any(host_of(e) is Host.AWAY for e in ends):
+            return None
+        else:
+            since = max(self._last(e) for e in ends)
+            limit = ctx.options.missing_after
+        if min(waiting_until(e, ctx) for e in ends) - since < limit:
+            return None
+        return make.inversion(self.comm, ctx, u, v, odd.endpoint if odd else None, loss)
+
+    # -- one unit ------------------------------------------------------------
+
+    def _judge(self, unit: Unit, inverted: Finding | None) -> None:
+        until = waiting_until(unit.endpoint, self.ctx)
+        peers = self._peers(unit, until)
+        blocked = self._blocked(unit, until)
+        cause = inverted or self._fault(unit)
+        finding = None
+        if cause is None and peers and blocked:
+            finding = self._due(unit, peers, until)
+            if finding is not None and finding.role == "root_cause":
+                self.findings.append(finding)
+                cause, finding = finding, None
+        held = 0 if unit.hard is None else until - unit.hard
+        if cause is None and not peers and held >= max(1, self.ctx.options.missing_after):
+            self.findings.append(self._unobserved(unit, until))
+        if not blocked or not peers:
+            return
+        self.waits.append(
+            Wait(
+                comm=self.comm,
+                label=unit.label,
+                first=unit.t,
+                entered=(unit.endpoint,),
+                absent=tuple(p.endpoint for p in peers),
+                finding=finding,
+                at=(-1, unit.endpoint.comm_rank or 0, unit.ops[0].op.peer, unit.ops[0].position),
+                cause=cause,
+            )
+        )
+
+    def _fault(self, unit: Unit) -> Finding | None:
+        """A difference before on the same channel, which explains that it does not go on."""
+        rank = unit.endpoint.comm_rank or 0
+        for o in unit.ops:
+            ranks = (rank, o.op.peer) if o.op.send else (o.op.peer, rank)
+            found = self.faults.get(Channel(self.comm.key, *ranks))
+            if found is not None:
+                return found
+        return None
+
+    def _blocked(self, unit: Unit, until: int) -> bool:
+        """Whether the thread is held: a small send is buffered, and its sender goes on."""
+        if unit.receives:
+            return True
+        limit = self.ctx.options.missing_after
+        if unit.hard is not None:
+            return until - unit.hard >= limit
+        return until - self._last(unit.endpoint) >= limit
+
+    def _last(self, e: Endpoint) -> int:
+        """Newest entry of a call of its process."""
+        return max(e.process.last_activity, e.last_t)
+
+    def _loss(self, e: Endpoint) -> bool:
+        side = self.side(e)
+        last = max(e.last_t, side.last_t if side else 0)
+        return bool(e.process.lost_since(last)) or bool(side and (side.lost or side.hole))
+
+    def _peers(self, unit: Unit, until: int) -> list[_Peer]:
+        found: dict[int, _Peer] = {}
+        for o in unit.ops:
+            if o.peer is not None and id(o.peer) not in found:
+                if not o.counted and unit.hard is None:
+                    continue
+                found[id(o.peer)] = self._peer(unit, o.peer, until, o.counted)
+        return list(found.values())
+
+    def _peer(self, unit: Unit, e: Endpoint, until: int, counted: bool) -> _Peer:
+        opt, p = self.ctx.options, e.process
+        side = self.side(e)
+        last = max(e.last_t, side.last_t if side else 0)
+        since = max(unit.t, last)
+        times = [x.t for x in (e.end, p.end if p.ended else None) if x is not None]
+        if times:
+            ended = min(times)
+            first = e.end is not None and ended == e.end.t
+            grace = min(opt.silent_after, opt.missing_after)
+            if e.end is None and ended_abruptly(p):
+                grace = 0
+            reason = "rank_ended_communicator" if first else end_reason(p)
+            proof = until - max(ended, unit.t) > grace
+            return _Peer(e, reason, until - max(ended, unit.t), proof=proof)
+        if is_silent(p, self.ctx.now, opt.silent_after) or (p.end is not None and not p.ended):
+            return _Peer(e, "rank_not_observed", until - since, silent=True)
+        quiet = min(until, p.through) - since
+        if not counted:
+            return _Peer(e, "rank_not_observed", quiet, silent=True)
+        if self._loss(e):
+            return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
+        if self._gone_past(unit, e, until):
+            return _Peer(e, "partner_gone_past", quiet, gone=True)
+        inside = p.inside_now() is not None
+        reason = "rank_inside_other_call" if inside else "rank_alive_but_not_entered"
+        return _Peer(e, reason, quiet)
+
+    def _gone_past(self, unit: Unit, e: Endpoint, until: int) -> bool:
+        """It has entered a collective that the waiting rank comes to only afterwards."""
+        own = unit.endpoint
+        if self.comm.disagreement is not None or not (own.slotted and e.slotted):
+            return False
+        if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
+            return False
+        if e.entered <= own.entered:
+            return False
+        return e.inside() is not None or until - self._last(e) >= self.ctx.options.missing_after
+
+    def _due(self, unit: Unit, peers: list[_Peer], until: int) -> Finding | None:
+        opt = self.ctx.options
+        watched = [p for p in peers if not p.silent]
+        if not watched:
+            stopped = until - max(unit.t, self._last(unit.endpoint))
+            if max(stopped, 0 if unit.hard is None else until - unit.hard) < opt.missing_after:
+                return None
+            return self._finding(unit, peers, until, error=False, loss=False)
+        proof = any(p.proof for p in watched)
+        asserted = all(p.quiet >= opt.missing_after for p in watched if not p.proof)
+        if not (proof or asserted):
+            # It serves others, and has kept this one waiting far beyond the limit.
+            held = unit.hard is not None or until - self._last(unit.endpoint) >= opt.missing_after
+            if not held or until - unit.t < opt.error_after:
+                return None
+            return self._finding(unit, peers, until, error=False, loss=False)
+        gone = [p for p in watched if p.gone]
+        loss = any(p.loss for p in watched)
+        quiet = min(p.quiet for p in watched)
+        error = proof or bool(gone) or (quiet >= opt.error_after and not loss)
+        extra = self._extra(unit, watched)
+        if (gone and asserted) or extra:
+            blamed = (unit.endpoint,) if extra else tuple(p.endpoint for p in gone)
+            return self._finding(
+                unit, peers, until, error=error, loss=loss, culprits=blamed, role="root_cause"
+            )
+        return self._finding(unit, peers, until, error=error, loss=loss)
+
+    def _extra(self, unit: Unit, watched: list[_Peer]) -> bool:
+        """Whether it is the waiting rank that made a call too many."""
+        if len(unit.ops) != 1 or len(watched) != 1:
+            return False
+        peer = watched[0]
+        done = peer.endpoint.end is not None or peer.reason == "rank_exited"
+        if not (peer.gone or done):
+            return False
+        theirs = self.side(peer.endpoint)
+        odd = odd_one(unit.side, theirs, self.pairs.wires.size)
+        if odd is not None:
+            return odd is unit.side
+        send, other = bool(unit.ops[0].op.send), unit.ops[0].op.peer
+        return extra_by_count(self.comm, self.sides, unit.side, (send, other))
+
+    def _finding(
+        self,
+        unit: Unit,
+        peers: list[_Peer],
+        until: int,
+        *,
+        error: bool,
+        loss: bool,
+        culprits: tuple[Endpoint, ...] | None = None,
+        role: str = "unknown",
+    ) -> Finding:
+        watched = [p for p in peers if not p.silent]
+        shown = watched or peers
+        reasons = {
+            p.endpoint.comm_rank: (p.endpoint, p.reason)
+            for p in shown
+            if p.endpoint.comm_rank is not None
+        }
+        sure = not loss and not self._loss(unit.endpoint) and len(watched) == len(peers)
+        return make.unmatched(
+            self.comm,
+            self.ctx,
+            unit,
+            reasons,
+            strongest([p.reason for p in shown]),
+            until,
+            error=error,
+            loss=loss,
+            confidence="observed" if sure else "reduced" if watched else "none",
+            culprits=tuple(p.endpoint for p in watched) if culprits is None else culprits,
+            role=role,
+            not_observed=tuple(
+                r for p in peers if p.silent and (r := p.endpoint.comm_rank) is not None
+            ),
+        )
+
+    def _unobserved(self, unit: Unit, until: int) -> Finding:
+        ranks = tuple(sorted({o.op.peer for o in unit.ops}))
+        return make.unmatched(
+            self.comm,
+            self.ctx,
+            unit,
+            {},
+            "rank_not_observed",
+            until,
+            error=False,
+            loss=False,
+            confidence="none",
+            culprits=(),
+            not_observed=ranks,
+        )
+
+
+def extra_by_count(
+    comm: Communicator, sides: Mapping[At, Side], has: Side, lane: tuple[bool, int]
+) -> bool:
+    """Whether the others' counts say that a side made more than all do."""
+    send, peer = lane
+    rank = has.endpoint.comm_rank
+    ends: list[int] = []
+    lacks = 0
+    for e in comm.endpoints.values():
+        side = sides.get((e.info.source, e.info.id))
+        for (s, p), queue in side.queues.items() if side is not None else ():
+            if side is has and (s, p) == lane:
+                continue
+            if e.comm_rank == peer and (s, p) == (not send, rank):
+                lacks = queue.end
+            elif queue.end:
+                ends.append(queue.end)
+    return usual(ends) == lacks and has.queue(*lane).end > lacks
+
+
+def orderly(e: Endpoint) -> bool:
+    """Whether it ended the communicator, or its process, as a program does that is done."""
+    if e.end is not None:
+        return e.end.how in ("destroy", "finalize")
+    end = e.process.end
+    return end is not None and end.how == "exited" and end.code == 0

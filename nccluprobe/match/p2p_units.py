@@ -1,0 +1,142 @@
+"""Open sends and receives, as the things that threads wait in.
+
+A unit is one operation, or all open operations of one group: a group's
+operations progress together, so it waits for all its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_pair import At, Channel, Pairs, is_unplaced
+from nccluprobe.match.p2p_queue import ORD, Op, Queue, Side
+
+
+@dataclass
+class Open:
+    """An operation without partner."""
+
+    op: Op
+    position: int
+    peer: Endpoint | None
+    #: Whether it is known how many the peer has made.
+    counted: bool
+
+    @property
+    def text(self) -> str:
+        """For people, such as ``ncclRecv #3 from rank 2``."""
+        name, word = ("ncclSend", "to") if self.op.send else ("ncclRecv", "from")
+        return f"{name} #{self.position} {word} rank {self.op.peer}"
+
+
+@dataclass
+class Unit:
+    """Open operations that one thread of an endpoint waits in."""
+
+    side: Side
+    t: int
+    thread: int
+    group: int
+    ops: list[Open] = field(default_factory=list)
+    #: Entry of the call that the thread is inside of now, if it is this.
+    hard: int | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Whose it is."""
+        return self.side.endpoint
+
+    @property
+    def receives(self) -> bool:
+        """Whether something is received: never buffered."""
+        return any(not o.op.send for o in self.ops)
+
+    @property
+    def idx(self) -> int:
+        """call_idx of its first operation."""
+        return min(o.op.idx for o in self.ops)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        more = f" and {len(self.ops) - 1} more" if len(self.ops) > 1 else ""
+        return self.ops[0].text + more + (" in a group" if self.group else "")
+
+    def needs(self, e: Endpoint) -> bool:
+        """Whether it waits for this endpoint."""
+        return any(o.peer is e for o in self.ops)
+
+
+def units_of(
+    comm: Communicator, channels: Iterable[Channel], pairs: Pairs, sides: Mapping[At, Side]
+) -> list[Unit]:
+    """What the threads of a communicator's endpoints wait in: the first unit of each.
+
+    Sends before the first receive may have been buffered: a thread that has gone
+    on to a receive waits there.
+    """
+    found: dict[tuple[At, int], list[Unit]] = {}
+    for channel in channels:
+        if channel in pairs.disputed:
+            continue
+        for send in (True, False):
+            rank, peer = (channel.src, channel.dst) if send else (channel.dst, channel.src)
+            e = comm.endpoints.get(rank)
+            side = None if e is None else sides.get((e.info.source, e.info.id))
+            queue = None if side is None else side.queues.get((send, peer))
+            if side is None or queue is None or not queue.n:
+                continue
+            other = comm.endpoints.get(peer)
+            one = _first(queue, other, counted=side.placed and not (other and is_unplaced(other)))
+            if one is not None:
+                _add(found, side, one)
+    chosen = [_waits_in(units) for units in found.values()]
+    return sorted(chosen, key=lambda u: (u.t, u.endpoint.comm_rank or 0, u.thread))
+
+
+def _first(queue: Queue, peer: Endpoint | None, counted: bool) -> Open | None:
+    at = 0
+    if peer is None or not counted:
+        at = queue.n - 1  # older ones may have been answered long ago
+    elif queue.complete:
+        at = int(np.searchsorted(queue.rows()[:, ORD], queue.complete))
+    op = queue.at(queue.first + at)
+    return None if op is None else Open(op, queue.first + at, peer, counted)
+
+
+def _add(found: dict[tuple[At, int], list[Unit]], side: Side, one: Open) -> None:
+    info, op = side.endpoint.info, one.op
+    units = found.setdefault(((info.source, info.id), op.thread), [])
+    if op.group:
+        for unit in units:
+            if unit.group == op.group:
+                unit.ops.append(one)
+                return
+    units.append(Unit(side, op.t, op.thread, op.group, [one], _inside(side, op)))
+
+
+def _inside(side: Side, op: Op) -> int | None:
+    process = side.endpoint.process
+    if process.ended:
+        return None
+    for call in process.inside.values():
+        if op.group:
+            if call.api == "ncclGroupEnd" and call.group == op.group:
+                return call.t
+        elif (call.thread, call.t) == (op.thread, op.t):
+            return call.t
+    return None
+
+
+def _waits_in(units: list[Unit]) -> Unit:
+    units.sort(key=lambda u: (u.t, u.idx))
+    for unit in units:
+        unit.ops.sort(key=lambda o: o.op.idx)
+    hard = next((u for u in units if u.hard is not None), None)
+    receive = next((u for u in units if u.receives), None)
+    return hard or receive or units[0]
