@@ -270,7 +270,7 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.seq = _int64(seq)
     dump.p2p_seq = _int64(p2p_seq)
     dump.is_p2p = np.array([x is True for x in is_p2p], np.bool_)
-    numbered = [groups[(i, *g)] for i, g in zip(pg_id, pg, strict=True)]
+    numbered = [groups[i, g[0], g[1]] for i, g in zip(pg_id, pg, strict=True)]
     dump.group = np.array(numbered, np.int32)
     dump.name = np.array([names[n] for n in name], np.int32)
     types = zip(in_types, out_types, strict=True)

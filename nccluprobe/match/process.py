@@ -114,7 +114,9 @@ class Process:
 
     def place(self) -> str:
         """For people: pid and host."""
-        return self.name if self.info is None else f"pid {self.info.pid} on {self.info.host}"
+        if self.info is None or not self.info.pid:
+            return self.name
+        return f"pid {self.info.pid} on {self.info.host}"
 
     def label(self) -> str:
         """For people: rank, pid and host."""

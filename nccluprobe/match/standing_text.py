@@ -110,7 +110,9 @@ def _status(s: Stand, lag: dict[str, int], now: int) -> dict[str, Any]:
         "still_s": seconds(s.still),
     }
     if look is not None:
-        status |= {"host": look.host, "pid": look.key.pid, "main_thread": look.main}
+        status["main_thread"] = look.main
+        if look.key.pid:
+            status |= {"host": look.host, "pid": look.key.pid}
         if look.syscall is not None:
             status["syscall"] = look.syscall
     if p is not None:
@@ -130,7 +132,8 @@ def _summary(
     label = group.hash + (f" ({group.name})" if group.name else "")
     parts = []
     for s in behind[:4]:
-        place = f" (pid {s.who.pid})" if s.look is None else f" (pid {s.who.pid} on {s.look.host})"
+        place = f" (pid {s.who.pid}" + ("" if s.look is None else f" on {s.look.host}") + ")"
+        place = place if s.who.pid else ""
         lag = " and ".join(f"{n} {api}" for api, n in sorted(lags[s.rank].items()))
         parts.append(f"rank {s.rank}{place} is {lag} behind")
     if len(behind) > 4:

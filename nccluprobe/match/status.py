@@ -102,7 +102,7 @@ def rank_status(
 def process_facts(p: Process) -> dict[str, Any]:
     """Where a process is and what is known of its state."""
     facts: dict[str, Any] = {}
-    if p.info is not None:
+    if p.info is not None and p.info.pid:  # 0: a source that does not tell
         facts |= {"host": p.info.host, "pid": p.info.pid}
     if p.end is not None:
         facts["process_end"] = p.end.how
