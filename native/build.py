@@ -51,12 +51,18 @@ TARGETS: dict[str, Target] = {
     "libsimnccl.so": Target(
         sources=tuple(
             f"simnccl/{n}.c"
-            for n in ("shm", "device", "job", "group", "comm", "coll", "p2p", "misc")
+            for n in ("shm", "device", "data", "job", "group", "comm", "coll", "p2p", "misc")
         ),
         cflags=("-fPIC", "-fvisibility=hidden", *_entry_flags()),
         ldflags=("-shared", "-Wl,-soname,libnccl.so.2", "-Wl,-z,nodelete"),
-        libs=("-lpthread", "-lrt"),
+        libs=("-lpthread", "-lrt", "-lm"),
         versioned=True,
+    ),
+    "libsimcuda.so": Target(
+        sources=tuple(f"simcuda/{n}.c" for n in ("device", "memory", "stream", "kernel")),
+        cflags=("-fPIC", "-fvisibility=hidden"),
+        ldflags=("-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"),
+        libs=("-ldl", "-lpthread"),
     ),
     "libnccluprobe_preload.so": Target(
         sources=tuple(

@@ -73,7 +73,7 @@ def native_file(name: str, *, build: bool = False) -> Path:
 
 
 def _up_to_date(sources: Path, out: Path) -> bool:
-    built = [out / SIMNCCL, out / NCCL_LOAD]
+    built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD]
     if not all(path.is_file() for path in built):
         return False
     oldest = min(path.stat().st_mtime for path in built)

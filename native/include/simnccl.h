@@ -1,6 +1,7 @@
 /* The NCCL API as simnccl offers it: prototypes of the traced functions, with
  * NCCL's argument order, types and values, written from its documentation.
- * simnccl is a CPU-only stand-in for tests. It is not NCCL and moves no data. */
+ * simnccl is a CPU-only stand-in for tests. It is not NCCL, and moves data
+ * only where a driver stand-in (simcuda) has said which memory is the device's. */
 #ifndef SIMNCCL_H
 #define SIMNCCL_H
 
@@ -175,6 +176,11 @@ cudaStream_t simStreamCreate(void);
 int simStreamDestroy(cudaStream_t stream);     /* waits; 0 */
 int simStreamSynchronize(cudaStream_t stream); /* 0 when all queued work is done */
 int simStreamQuery(cudaStream_t stream);       /* 0 done, 600 not ready (as cudaErrorNotReady) */
+/* For a driver stand-in. A step is called in the stream's order, maybe several times and by
+ * any thread, until it returns other than 0; it must not wait, nor call simnccl. */
+void simStreamEnqueue(cudaStream_t stream, int (*step)(void *arg), void *arg);
+/* `holds` tells device memory from other pointers; from now on such buffers get their data. */
+void simSetMemory(int (*holds)(const void *pointer, size_t size));
 int simCleanup(void); /* removes segments that no living process holds; returns their number */
 
 #pragma GCC visibility pop

@@ -26,33 +26,47 @@ static ncclResult_t check_args(struct ncclComm *comm, ncclDataType_t type, int o
   return ncclSuccess;
 }
 
-static ncclResult_t collective(int fn, size_t count, ncclDataType_t type, int op, int root,
-                               struct ncclComm *comm, cudaStream_t stream) {
+static ncclResult_t collective(int fn, const void *send, void *recv, size_t count,
+                               ncclDataType_t type, int op, int root, struct ncclComm *comm,
+                               cudaStream_t stream) {
   ncclResult_t rc = check_args(comm, type, op, root);
   if (rc != ncclSuccess) return sim_group_error(rc);
   if (count == 0 && SIM_VERSION_CODE >= 22005) return ncclSuccess;
+  if (comm->nRanks == 1) sim_copy(stream, recv, send, count * sim_type_size(type));
   struct sim_call call = {.comm = comm, .stream = stream, .fn = fn};
-  call.sig = signature(fn, count, type, op, root);
+  call.coll = (struct sim_coll){.fn = fn, .type = (int)type, .op = op, .root = root,
+                                .count = count, .send = send, .recv = recv};
+  call.coll.sig = signature(fn, count, type, op, root);
   return sim_submit(&call, 1);
 }
 
-/* Pairs of a collective made of sends and receives: from and to are ranks or -1 for all. */
-static ncclResult_t exchange(size_t count, ncclDataType_t type, int from, int to, int root,
-                             struct ncclComm *comm, cudaStream_t stream) {
+static void *part(const void *base, int index, size_t bytes) {
+  return base ? (char *)(uintptr_t)base + (size_t)index * bytes : NULL;
+}
+
+/* Pairs of a collective made of sends and receives: from and to are ranks or -1 for all.
+ * Where the other side is all ranks, the buffer has a part for each of them. */
+static ncclResult_t exchange(const void *send, void *recv, size_t count, ncclDataType_t type,
+                             int from, int to, int root, struct ncclComm *comm,
+                             cudaStream_t stream) {
   ncclResult_t rc = check_args(comm, type, 0, root);
   if (rc != ncclSuccess) return sim_group_error(rc);
+  size_t bytes = count * sim_type_size(type);
+  if (count && comm->nRanks == 1) sim_copy(stream, recv, send, bytes);
   if (count == 0 || comm->nRanks == 1) return ncclSuccess;
   struct sim_call *calls = calloc(2 * (size_t)comm->nRanks, sizeof *calls);
-  bool small = count * sim_type_size(type) <= (size_t)sim_env("SIMNCCL_P2P_BUFFER", 65536);
+  bool small = bytes <= (size_t)sim_env("SIMNCCL_P2P_BUFFER", 65536);
   size_t n = 0;
   for (int r = 0; r < comm->nRanks; r++) {
     struct sim_call c = {.comm = comm, .stream = stream, .fn = -1};
     if ((from < 0 || from == comm->rank) && (to < 0 || to == r)) {
-      c.p2p = (struct sim_p2p){.kind = P2P_SEND, .peer = r, .small = small};
+      c.p2p = (struct sim_p2p){.kind = P2P_SEND, .peer = r, .small = small, .bytes = bytes,
+                               .buff = part(send, to < 0 ? r : 0, bytes)};
       calls[n++] = c;
     }
     if ((to < 0 || to == comm->rank) && (from < 0 || from == r)) {
-      c.p2p = (struct sim_p2p){.kind = P2P_RECV, .peer = r};
+      c.p2p = (struct sim_p2p){.kind = P2P_RECV, .peer = r, .bytes = bytes,
+                               .buff = part(recv, from < 0 ? r : 0, bytes)};
       calls[n++] = c;
     }
   }
@@ -63,23 +77,22 @@ static ncclResult_t exchange(size_t count, ncclDataType_t type, int from, int to
 
 #define COLLECTIVE(name, body) \
   SIM_API(ncclResult_t, nccl##name, SIM_ARGS_##name) { \
-    (void)sendbuff, (void)recvbuff; \
     body; \
   } \
   SIM_API(ncclResult_t, nccl##name##Config, SIM_ARGS_##name, const ncclCollConfig_t *config) { \
-    (void)sendbuff, (void)recvbuff, (void)config; \
+    (void)config; \
     body; \
   }
 
-COLLECTIVE(AllReduce, return collective(FN_ALLREDUCE, count, datatype, (int)op, 0, comm, stream))
-COLLECTIVE(Broadcast, return collective(FN_BROADCAST, count, datatype, 0, root, comm, stream))
-COLLECTIVE(Reduce, return collective(FN_REDUCE, count, datatype, (int)op, root, comm, stream))
-COLLECTIVE(AllGather, return collective(FN_ALLGATHER, sendcount, datatype, 0, 0, comm, stream))
+COLLECTIVE(AllReduce, return collective(FN_ALLREDUCE, sendbuff, recvbuff, count, datatype, (int)op, 0, comm, stream))
+COLLECTIVE(Broadcast, return collective(FN_BROADCAST, sendbuff, recvbuff, count, datatype, 0, root, comm, stream))
+COLLECTIVE(Reduce, return collective(FN_REDUCE, sendbuff, recvbuff, count, datatype, (int)op, root, comm, stream))
+COLLECTIVE(AllGather, return collective(FN_ALLGATHER, sendbuff, recvbuff, sendcount, datatype, 0, 0, comm, stream))
 COLLECTIVE(ReduceScatter,
-           return collective(FN_REDUCESCATTER, recvcount, datatype, (int)op, 0, comm, stream))
-COLLECTIVE(AlltoAll, return exchange(count, datatype, -1, -1, 0, comm, stream))
-COLLECTIVE(Gather, return exchange(count, datatype, -1, root, root, comm, stream))
-COLLECTIVE(Scatter, return exchange(count, datatype, root, -1, root, comm, stream))
+           return collective(FN_REDUCESCATTER, sendbuff, recvbuff, recvcount, datatype, (int)op, 0, comm, stream))
+COLLECTIVE(AlltoAll, return exchange(sendbuff, recvbuff, count, datatype, -1, -1, 0, comm, stream))
+COLLECTIVE(Gather, return exchange(sendbuff, recvbuff, count, datatype, -1, root, root, comm, stream))
+COLLECTIVE(Scatter, return exchange(sendbuff, recvbuff, count, datatype, root, -1, root, comm, stream))
 
 /* Through the procedure linkage table, as in NCCL: a probe on both sees both. */
 SIM_API(ncclResult_t, ncclBcast, void *buff, size_t count, ncclDataType_t datatype, int root,

@@ -81,9 +81,18 @@ bool sim_plan_connected(const struct sim_plan *plan) {
 }
 
 /* ---- plans ---- */
-static void coll_arrive(struct sim_state *st, uint64_t k, uint64_t sig) {
+/* Bytes that could not pass, for want of memory: as an error of the device. */
+static void lose(struct sim_plan *plan) {
+  if (!plan->comm->sim->dead) plan->comm->sim->dead = ncclSystemError;
+  atomic_store(&plan->comm->asyncResult, ncclSystemError);
+}
+
+static void coll_arrive(struct sim_plan *plan, unsigned i) {
+  struct sim_state *st = plan->comm->sim;
   struct sim_rank *me = &st->shm->seg->ranks[st->rank];
-  atomic_store(&me->sig[k % 4], sig);
+  uint64_t k = plan->first + i;
+  if (!sim_coll_put(st, k, &plan->colls[i])) lose(plan);
+  atomic_store(&me->sig[k % 4], plan->colls[i].sig);
   atomic_store(&me->arrived, k + 1);
 }
 
@@ -117,16 +126,32 @@ static void p2p_post(struct sim_state *st, struct sim_p2p *p) {
   }
 }
 
-static bool p2p_complete(struct sim_state *st, const struct sim_p2p *p) {
+/* Messages of a pair are written and taken in order, through as many places as
+ * there are buffered sends, at least one. */
+static bool p2p_complete(struct sim_plan *plan, struct sim_p2p *p) {
   static long slots = -1;
   if (slots < 0) slots = sim_env("SIMNCCL_P2P_SLOTS", 8);
+  struct sim_state *st = plan->comm->sim;
+  unsigned places = slots > 0 ? (unsigned)slots : 1;
   struct sim_pair *to = sim_pair_at(st->shm, st->rank, p->peer);
   struct sim_pair *from = sim_pair_at(st->shm, p->peer, st->rank);
   switch (p->kind) {
   case P2P_SEND:
-    return p->idx < atomic_load(&to->recvd) + (p->small ? (uint64_t)slots : 0);
+    if (!p->put && p->idx == atomic_load(&to->written) &&
+        p->idx < atomic_load(&to->consumed) + places) {
+      if (!sim_p2p_put(st, p, places)) lose(plan);
+      p->put = true;
+      atomic_store(&to->written, p->idx + 1);
+      sim_ring(st->shm);
+    }
+    return p->put && p->idx < atomic_load(&to->recvd) + (p->small ? (uint64_t)slots : 0);
   case P2P_RECV:
-    return p->idx < atomic_load(&from->sent);
+    if (p->idx != atomic_load(&from->consumed) || p->idx >= atomic_load(&from->written))
+      return false;
+    if (!sim_p2p_get(st, p, places)) lose(plan);
+    atomic_store(&from->consumed, p->idx + 1);
+    sim_ring(st->shm);
+    return true;
   case P2P_WAIT:
     return atomic_load(&from->signals) >= p->idx;
   case P2P_SIGNAL:
@@ -139,13 +164,14 @@ static void plan_start(struct sim_plan *plan, struct sim_state *st) {
   plan->started = true;
   plan->first = st->colls;
   st->colls += plan->ncoll;
-  if (plan->ncoll) coll_arrive(st, plan->first, plan->sigs[0]);
+  if (plan->ncoll) coll_arrive(plan, 0);
   for (unsigned i = 0; i < plan->np2p; i++) p2p_post(st, &plan->p2p[i]);
   sim_ring(st->shm);
 }
 
 /* Lets a plan go on; true when it is done. */
 static bool plan_step(struct sim_plan *plan) {
+  if (!plan->comm) return plan->step(plan->arg) != 0;
   struct sim_state *st = plan->comm->sim;
   if (sim_comm_dead(plan->comm)) return true;
   st->shm->seen = atomic_load(&st->shm->seg->bell);
@@ -161,16 +187,18 @@ static bool plan_step(struct sim_plan *plan) {
     st->shm->seen = atomic_load(&st->shm->seg->bell);
   }
   while (plan->icoll < plan->ncoll) {
-    if (!coll_complete(st, plan->first + plan->icoll, plan->sigs[plan->icoll])) break;
+    const struct sim_coll *coll = &plan->colls[plan->icoll];
+    if (!coll_complete(st, plan->first + plan->icoll, coll->sig)) break;
+    if (!sim_coll_get(st, plan->first + plan->icoll, coll)) lose(plan);
     if (++plan->icoll == plan->ncoll) break;
-    coll_arrive(st, plan->first + plan->icoll, plan->sigs[plan->icoll]);
+    coll_arrive(plan, plan->icoll);
     sim_ring(st->shm);
     st->shm->seen = atomic_load(&st->shm->seg->bell);
   }
   bool done = plan->icoll == plan->ncoll;
   for (unsigned i = 0; i < plan->np2p; i++) {
     struct sim_p2p *p = &plan->p2p[i];
-    if (!p->done) p->done = p2p_complete(st, p);
+    if (!p->done) p->done = p2p_complete(plan, p);
     done = done && p->done;
   }
   return done;
@@ -178,10 +206,12 @@ static bool plan_step(struct sim_plan *plan) {
 
 static void stream_pop(struct sim_stream *s) {
   struct sim_plan *plan = s->head;
-  plan->comm->sim->plans_done++;
+  if (plan->comm) {
+    plan->comm->sim->plans_done++;
+    s->queued--;
+  }
   s->head = plan->next;
   if (!s->head) s->tail = NULL;
-  s->queued--;
   free(plan);
 }
 
@@ -268,11 +298,27 @@ struct sim_stream *sim_stream_get(cudaStream_t handle, int dev) {
 }
 
 void sim_enqueue(struct sim_stream *s, struct sim_plan *plan) {
-  plan->no = plan->comm->sim->plans_made++;
+  if (plan->comm) {
+    plan->no = plan->comm->sim->plans_made++;
+    s->queued++;
+  }
   if (s->tail) s->tail->next = plan;
   else s->head = plan;
   s->tail = plan;
-  s->queued++;
+}
+
+struct sim_shm *sim_stream_shm(const struct sim_stream *s) {
+  return s->head && s->head->comm ? s->head->comm->sim->shm : NULL;
+}
+
+void simStreamEnqueue(cudaStream_t handle, int (*step)(void *arg), void *arg) {
+  struct sim_plan *plan = calloc(1, sizeof *plan);
+  plan->step = step;
+  plan->arg = arg;
+  sim_lock();
+  sim_enqueue(sim_stream_get(handle, sim_device()), plan);
+  if (sim_pump()) sim_kick();
+  sim_unlock();
 }
 
 cudaStream_t simStreamCreate(void) { return malloc(16); }
@@ -283,7 +329,7 @@ int simStreamSynchronize(cudaStream_t handle) {
     struct sim_stream *s = stream_find(handle, sim_device());
     if (s && s->head) sim_pump();
     if (!s || !s->head) break;
-    sim_wait(s->head->comm->sim->shm, 1000);
+    sim_wait(sim_stream_shm(s), 1000);
   }
   sim_unlock();
   return 0;

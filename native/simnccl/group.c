@@ -31,13 +31,13 @@ static struct sim_plan *plan_make(const struct sim_call *calls, size_t n, struct
   for (size_t i = 0; i < n; i++)
     if (calls[i].comm == comm && runs(&calls[i])) *(calls[i].fn >= 0 ? &ncoll : &np2p) += 1;
   if (ncoll + np2p == 0) return NULL;
-  struct sim_plan *plan = calloc(1, sizeof *plan + ncoll * sizeof *plan->sigs + np2p * sizeof *plan->p2p);
+  struct sim_plan *plan = calloc(1, sizeof *plan + ncoll * sizeof *plan->colls + np2p * sizeof *plan->p2p);
   plan->comm = comm;
-  plan->sigs = (uint64_t *)(void *)(plan + 1);
-  plan->p2p = (struct sim_p2p *)(void *)(plan->sigs + ncoll);
+  plan->colls = (struct sim_coll *)(void *)(plan + 1);
+  plan->p2p = (struct sim_p2p *)(void *)(plan->colls + ncoll);
   for (size_t i = 0; i < n; i++) {
     if (calls[i].comm != comm || !runs(&calls[i])) continue;
-    if (calls[i].fn >= 0) plan->sigs[plan->ncoll++] = calls[i].sig;
+    if (calls[i].fn >= 0) plan->colls[plan->ncoll++] = calls[i].coll;
     else plan->p2p[plan->np2p++] = calls[i].p2p;
   }
   return plan;
@@ -94,7 +94,7 @@ static ncclResult_t wait_queue(struct ncclComm *comm, struct sim_stream *stream)
     sim_pump();
     int dead = sim_comm_dead(comm);
     if (dead) return (ncclResult_t)dead;
-    if (stream->queued >= (unsigned)depth) sim_wait(stream->head->comm->sim->shm, 1000);
+    if (stream->queued >= (unsigned)depth) sim_wait(sim_stream_shm(stream), 1000);
   }
   return ncclSuccess;
 }

@@ -4,7 +4,8 @@
  * open-file-description lock on byte LIVE+rank, which ends with the process
  * however it dies. Byte 0 is the mutex of joining and leaving. Who leaves (also
  * by exit) and finds no other lock removes the file; files whose holders were all
- * killed are removed by simCleanup, which a process runs before its first unique id. */
+ * killed are removed by simCleanup, which a process runs before its first unique id.
+ * The bytes that calls move pass behind the segment in the same file (data.c). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -58,7 +59,9 @@ static ncclResult_t map_and_enter(struct sim_shm *s) {
   if (fstat(s->fd, &st) < 0) return sim_fail(ncclSystemError, "fstat: %s", strerror(errno));
   if (st.st_size == 0 && ftruncate(s->fd, (off_t)s->size) < 0)
     return sim_fail(ncclSystemError, "ftruncate: %s", strerror(errno));
-  if (st.st_size != 0 && (size_t)st.st_size != s->size)
+  uint32_t theirs; /* the segment's first word; behind the segment bytes may lie */
+  if (st.st_size != 0 && (pread(s->fd, &theirs, sizeof theirs, 0) != (ssize_t)sizeof theirs ||
+                          (theirs != 0 && theirs != (uint32_t)s->nranks)))
     return sim_fail(ncclInvalidUsage, "the ranks disagree on the number of ranks");
   /* Through a description of its own: a mapping inherited by fork would keep the locks. */
   int map_fd = shm_open(s->name, O_RDWR | O_CLOEXEC, 0);
@@ -84,7 +87,7 @@ static ncclResult_t map_and_enter(struct sim_shm *s) {
 ncclResult_t sim_shm_join(uint64_t key, int nranks, int rank, struct sim_shm **out) {
   struct sim_shm *s = calloc(1, sizeof *s);
   size_t n = (size_t)nranks;
-  *s = (struct sim_shm){.fd = -1, .nranks = nranks, .rank = rank, .refs = 1};
+  *s = (struct sim_shm){.fd = -1, .data_fd = -1, .nranks = nranks, .rank = rank, .refs = 1};
   s->size = sizeof(struct sim_seg) + n * sizeof(struct sim_rank) + n * n * sizeof(struct sim_pair);
   ncclResult_t rc = ncclSuccess;
   if (nranks == 1) { /* nobody to meet: private memory of the same shape */
@@ -117,6 +120,7 @@ void sim_shm_unref(struct sim_shm *s) {
       *p = s->next;
       break;
     }
+  if (s->data_fd >= 0) close(s->data_fd);
   if (s->nranks == 1) free(s->seg);
   else munmap(s->seg, s->size);
   free(s);
@@ -152,8 +156,16 @@ __attribute__((destructor)) static void leave_all(void) {
 void sim_shm_after_fork(void) {
   for (struct sim_shm *s = g_segments; s; s = s->next) {
     if (s->fd >= 0) close(s->fd);
-    s->fd = -1;
+    if (s->data_fd >= 0) close(s->data_fd);
+    s->fd = s->data_fd = -1;
   }
+}
+
+/* One rank has no file to share, but may send to itself. */
+int sim_shm_data(struct sim_shm *s) {
+  if (s->nranks > 1) return s->fd;
+  if (s->data_fd < 0) s->data_fd = memfd_create("simnccl", MFD_CLOEXEC);
+  return s->data_fd;
 }
 
 int simCleanup(void) {
@@ -191,6 +203,13 @@ void sim_ring(struct sim_shm *s) {
 }
 
 void sim_wait(struct sim_shm *s, unsigned usec) {
+  if (!s) { /* the driver stand-in's own work: nothing rings */
+    sim_unlock();
+    struct timespec ts = {0, 50000};
+    nanosleep(&ts, NULL);
+    sim_lock();
+    return;
+  }
   uint32_t seen = s->seen;
   s->refs++;
   atomic_fetch_add(&s->seg->waiters, 1);

@@ -2,6 +2,7 @@
  *
  * shm.c     the segment that joins the ranks of one communicator
  * device.c  streams, plans and the thread that plays the GPU
+ * data.c    the bytes, when a driver stand-in has told which memory is the device's
  * job.c     init, split, shrink, grow, window registration as pollable jobs
  * group.c   groups and the commit of calls
  * comm.c, coll.c, p2p.c, misc.c   the exported functions */
@@ -81,6 +82,7 @@ struct sim_rank {
 };
 struct sim_pair { /* from a source to a destination */
   _Atomic uint64_t sent, recvd, signals;
+  _Atomic uint64_t written, consumed; /* messages whose bytes are there, and were taken */
   _Atomic uint32_t conn_send, conn_recv;
 };
 struct sim_seg {
@@ -92,6 +94,7 @@ struct sim_shm {
   struct sim_pair *pairs;
   size_t size;
   int fd, nranks, rank, refs;
+  int data_fd; /* where the bytes pass: fd, or memory of its own for one rank */
   uint32_t seen; /* bell at the last evaluation */
   bool conflict, left;
   char name[48];
@@ -106,6 +109,7 @@ void sim_wait(struct sim_shm *shm, unsigned usec);
 void sim_futex_wait(_Atomic uint32_t *word, uint32_t seen, unsigned usec);
 void sim_futex_wake(_Atomic uint32_t *word);
 void sim_shm_after_fork(void);
+int sim_shm_data(struct sim_shm *shm); /* descriptor for the bytes, or -1 */
 static inline struct sim_pair *sim_pair_at(struct sim_shm *s, int src, int dst) {
   return &s->pairs[(size_t)src * (size_t)s->nranks + (size_t)dst];
 }
@@ -131,17 +135,28 @@ enum sim_p2p_kind { P2P_SEND, P2P_RECV, P2P_SIGNAL, P2P_WAIT };
 struct sim_p2p {
   enum sim_p2p_kind kind;
   int peer;
-  bool small, done;
+  bool small, done, put;
   uint64_t idx;
+  void *buff;
+  size_t bytes;
+};
+struct sim_coll {
+  uint64_t sig;
+  int fn, type, op, root;
+  size_t count;
+  const void *send;
+  void *recv;
 };
 struct sim_plan {
   struct sim_plan *next;
-  struct ncclComm *comm;
+  struct ncclComm *comm;    /* NULL: not NCCL's but a step of the driver stand-in */
+  int (*step)(void *arg);   /* then: not 0 when it is done */
+  void *arg;
   uint64_t no;
   bool started, need_connect;
   unsigned ncoll, icoll, np2p;
   uint64_t first; /* number of its first collective on the communicator */
-  uint64_t *sigs;
+  struct sim_coll *colls;
   struct sim_p2p *p2p;
 };
 struct sim_stream {
@@ -157,11 +172,20 @@ bool sim_pump(void); /* lets everything of this process move; true if something 
 void sim_kick(void); /* something is left: the device thread must run */
 struct sim_stream *sim_stream_get(cudaStream_t handle, int dev);
 void sim_enqueue(struct sim_stream *stream, struct sim_plan *plan);
+struct sim_shm *sim_stream_shm(const struct sim_stream *stream); /* of its head; may be NULL */
 void sim_drop_plans(struct ncclComm *comm);
 bool sim_plan_connected(const struct sim_plan *plan);
 void sim_plan_connect(const struct sim_plan *plan);
 int sim_comm_dead(struct ncclComm *comm); /* also notices an abort elsewhere */
 int sim_device(void);
+
+/* ---- data.c; all but sim_copy with the lock held ---- */
+bool sim_data_on(void); /* a driver stand-in is there */
+bool sim_coll_put(struct sim_state *st, uint64_t k, const struct sim_coll *c);
+bool sim_coll_get(struct sim_state *st, uint64_t k, const struct sim_coll *c);
+bool sim_p2p_put(struct sim_state *st, const struct sim_p2p *p, unsigned slots);
+bool sim_p2p_get(struct sim_state *st, const struct sim_p2p *p, unsigned slots);
+void sim_copy(cudaStream_t stream, void *to, const void *from, size_t bytes); /* one rank */
 
 /* ---- job.c ---- */
 enum sim_job_kind { JOB_JOIN, JOB_SPLIT, JOB_BARRIER };
@@ -191,7 +215,7 @@ struct sim_call {
   struct ncclComm *comm;
   cudaStream_t stream;
   int fn; /* enum sim_fn, or -1 for point-to-point */
-  uint64_t sig;
+  struct sim_coll coll;
   struct sim_p2p p2p;
 };
 extern _Thread_local int sim_group_depth;

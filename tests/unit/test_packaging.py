@@ -69,6 +69,7 @@ def test_the_wheel_holds_all_that_runs(wheel: Path) -> None:
     for name in (
         "nccluprobe/trace/trace.schema.json",
         "nccluprobe/match/finding.schema.json",
+        "nccluprobe/_native/libsimcuda.so",
         "nccluprobe/_native/libsimnccl.so",
         "nccluprobe/_native/nccl_load",
         "nccluprobe/cli/main.py",
