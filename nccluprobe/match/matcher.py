@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, completion, idle, roles
+from nccluprobe.match import absence, completion, idle, inits, roles
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -19,7 +19,7 @@ from nccluprobe.match.options import Options
 from nccluprobe.match.order import Orders
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.splits import judge_split
+from nccluprobe.match.splits import judge_child
 from nccluprobe.match.state import State
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
@@ -60,12 +60,13 @@ class Matcher(State):
             contexts[key] = ctx = self._context(comm)
             self._watch(comm, ctx)
             current += self._judge(comm, ctx, waits)
-            if (split := judge_split(comm, self.children, ctx)) is not None:
-                current.append(split)
+            wait, found = judge_child(comm, self.children, self.inits, ctx)
+            waits += [] if wait is None else [wait]
+            current += [] if found is None else [found]
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of)
-        current += self.inits.findings(self._context_of)
+        current += self.inits.findings(self._context_of, self.processes.values())
         current += self.mismatches.findings()
         current += self.orders.findings(self.comms.values(), self._context, self.options.lint)
         current += completion.judge(self.comms.values(), self._context)
@@ -88,6 +89,7 @@ class Matcher(State):
             self.table,
             current,
         )
+        inits.link(current)
         self._note_missed(waits)
         self._name(current)
         newest = max(self._nows.values(), default=0) if now is None else now
@@ -123,8 +125,10 @@ class Matcher(State):
         if o is None:
             level = judge_level(comm, ctx)
             return [] if level is None else [level]
-        if self.mismatches.explains(comm, o.slot):
-            waits.append(absence.wait_of(comm, o, None))
+        if (fault := self.mismatches.explains(comm, o.slot)) is not None:
+            wait = absence.wait_of(comm, o, None)
+            wait.cause = fault
+            waits.append(wait)
             return []
         finding = absence.judge(comm, o, ctx)
         waits.append(absence.wait_of(comm, o, finding))

@@ -130,9 +130,12 @@ class Mismatches:
         """Decided disagreements."""
         return [fault.finding for fault in self.faults]
 
-    def explains(self, comm: Communicator, slot: int) -> bool:
-        """Whether waiting in this slot follows from a disagreement before it."""
-        return any(f.comm is comm and f.slot <= slot <= f.slot + CONSEQUENCES for f in self.faults)
+    def explains(self, comm: Communicator, slot: int) -> Finding | None:
+        """The disagreement before it that waiting in this slot follows from."""
+        near = (
+            f for f in self.faults if f.comm is comm and f.slot <= slot <= f.slot + CONSEQUENCES
+        )
+        return next((f.finding for f in near), None)
 
 
 def _is_other_side(a: Fault, b: Fault) -> bool:

@@ -77,17 +77,19 @@ def test_a_mismatch_is_the_cause_of_absences_elsewhere() -> None:
     assert found["0000000000002001"].downstream_of == cause.id
 
 
-def test_a_rank_inside_a_call_that_waits_for_others_is_not_blamed() -> None:
+def test_a_rank_inside_a_receive_without_its_send_is_not_blamed() -> None:
     job = Job()
     comms = job.world(3)
     t = steps(comms, 5)
     steps(comms[:2], 1, start=t)
     comms[2].proc.enter(comms[2], "ncclRecv", t, peer=0)
     cover(job.procs, t + 70)
-    (f,) = analyze_job(job)
-    assert f.details["reason"] == "rank_inside_other_call"
+    found = {f.hang_type: f for f in analyze_job(job)}
+    f, cause = found["collective_missing_enter"], found["p2p_unmatched"]
+    assert f.details["reason"] == "rank_waiting_elsewhere"
     assert f.details["missing_rank_status"][0]["inside"] == "ncclRecv"
-    assert f.role == "unknown"
+    assert (f.role, f.downstream_of) == ("downstream", cause.id)
+    assert [c["rank"] for c in cause.named] == [0]
 
 
 def test_an_absence_because_of_an_initialisation_is_its_consequence() -> None:
