@@ -13,10 +13,15 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_habit import odd_one, usual
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
-from nccluprobe.match.p2p_queue import Side
-from nccluprobe.match.p2p_units import Unit, units_of
+from nccluprobe.match.p2p_queue import SIG, Side
+from nccluprobe.match.p2p_steps import Steps
+from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.status import end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
+
+#: NCCL's buffer between two ranks holds 4 MiB in 8 steps, unless NCCL_BUFFSIZE says otherwise;
+#: a message takes a step at least.  What surely fits is far below.
+_BUFFER, _STEPS = 1 << 20, 8
 
 
 @dataclass
@@ -49,6 +54,10 @@ class Judge:
         self.comm, self.ctx = comm, ctx
         self.pairs, self.sides, self.faults = pairs, sides, faults
         self.units = units_of(comm, channels, pairs, sides)
+        self._of: dict[int, list[Unit]] = {}
+        for u in self.units:
+            self._of.setdefault(id(u.endpoint), []).append(u)
+        self._steps = Steps(comm, sides)
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
@@ -66,12 +75,9 @@ class Judge:
 
     def _inversions(self) -> dict[int, Finding]:
         found: dict[int, Finding] = {}
-        of: dict[int, list[Unit]] = {}
-        for u in self.units:
-            of.setdefault(id(u.endpoint), []).append(u)
         for u in self.units:
             for peer in {id(o.peer): o.peer for o in u.ops if o.peer is not None}.values():
-                for v in of.get(id(peer), ()):
+                for v in self._of.get(id(peer), ()):
                     if u is v or id(v) in found or id(u) in found or not v.needs(u.endpoint):
                         continue
                     f = self._inversion(u, v)
@@ -86,6 +92,8 @@ class Judge:
             return None
         ends = (u.endpoint, v.endpoint)
         if any(e.end is not None or e.process.ended for e in ends):
+            return None
+        if self._left_out(u, v) or self._left_out(v, u):
             return None
         loss = any(self._loss(e) for e in ends)
         odd = odd_one(u.side, v.side, self.pairs.wires.size, (u.idx, v.idx)) or odd_one(
@@ -154,7 +162,15 @@ class Judge:
         limit = self.ctx.options.missing_after
         if unit.hard is not None:
             return until - unit.hard >= limit
+        if all(self._buffered(unit, o) for o in unit.ops):
+            return False
         return until - self._last(unit.endpoint) >= limit
+
+    def _buffered(self, unit: Unit, o: Open) -> bool:
+        """Whether all that is sent so far and not received fits into a buffer."""
+        rows = unit.side.queue(True, o.op.peer).rows()
+        sizes = self.pairs.wires.size(rows[:, SIG])
+        return len(rows) <= _STEPS and bool((sizes >= 0).all()) and int(sizes.sum()) <= _BUFFER
 
     def _last(self, e: Endpoint) -> int:
         """Newest entry of a call of its process."""
@@ -202,9 +218,17 @@ class Judge:
         reason = "rank_inside_other_call" if inside else "rank_alive_but_not_entered"
         return _Peer(e, reason, quiet)
 
+    def _left_out(self, unit: Unit, other: Unit) -> bool:
+        """The peer's unit is of a later step, and the waiting one is not."""
+        steps = self._steps
+        return steps.left(unit, other.endpoint) and not steps.left(other, unit.endpoint)
+
     def _gone_past(self, unit: Unit, e: Endpoint, until: int) -> bool:
-        """It has entered a collective that the waiting rank comes to only afterwards."""
+        """It waits for the waiting rank itself, in what that comes to only afterwards."""
         own = unit.endpoint
+        for other in self._of.get(id(e), ()):
+            if other.needs(own) and self._left_out(unit, other):
+                return True
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):

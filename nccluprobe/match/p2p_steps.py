@@ -1,0 +1,85 @@
+"""Whether a peer has been through a step in which another rank still waits for it.
+
+Operations of one group, and those that pair with them, belong to one step of a
+program.  A peer that took part in the step and has begun another one will not
+come back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_pair import At
+from nccluprobe.match.p2p_queue import GROUP, IDX, ORD, PEER, SEND, Side, Table
+from nccluprobe.match.p2p_units import Unit
+
+#: A peer takes part in a step directly, or through one other rank.
+_HOPS = 2
+
+
+class Steps:
+    """The newest operations of a communicator's endpoints, linked by their pairs."""
+
+    def __init__(self, comm: Communicator, sides: Mapping[At, Side]) -> None:
+        self._sides: dict[int, Side] = {}
+        for rank, e in comm.endpoints.items():
+            side = sides.get((e.info.source, e.info.id))
+            if side is not None and side.placed:
+                self._sides[rank] = side
+        self._recent: dict[int, Table] = {}
+
+    def _rows(self, rank: int) -> Table | None:
+        found = self._recent.get(rank)
+        if found is None and (side := self._sides.get(rank)) is not None:
+            found = self._recent[rank] = side.recent()
+        return found
+
+    def left(self, unit: Unit, peer: Endpoint) -> bool:
+        """Whether the peer took part in the unit's step and has gone on to another."""
+        own, other = unit.endpoint.comm_rank, peer.comm_rank
+        if not unit.group or own is None or other is None:
+            return False
+        theirs = self._rows(other)
+        at = [n for rank, n in self._step(own, unit.group) if rank == other]
+        if theirs is None or not at:
+            return False
+        last = max(at)
+        group = int(theirs[theirs[:, IDX] == last][0, GROUP])
+        later = theirs[theirs[:, IDX] > last]
+        return bool((later[:, GROUP] != group).any() if group else len(later))
+
+    def _step(self, rank: int, group: int) -> set[tuple[int, int]]:
+        """(rank, call_idx) of operations in the step of a group."""
+        found: set[tuple[int, int]] = set()
+        seen: set[tuple[int, int]] = {(rank, group)}
+        edge = [(rank, group)]
+        for _ in range(_HOPS):
+            ahead: list[tuple[int, int]] = []
+            for at, g in edge:
+                for other, idx, its_group in self._partners(at, g):
+                    found.add((other, idx))
+                    if its_group and (other, its_group) not in seen:
+                        seen.add((other, its_group))
+                        ahead.append((other, its_group))
+            edge = ahead
+        return found
+
+    def _partners(self, rank: int, group: int) -> list[tuple[int, int, int]]:
+        """Rank, call_idx and group of what pairs with the operations of a group."""
+        rows = self._rows(rank)
+        found: list[tuple[int, int, int]] = []
+        if rows is None:
+            return found
+        for row in rows[rows[:, GROUP] == group].tolist():
+            theirs = self._rows(row[PEER])
+            if theirs is None:
+                continue
+            same = (
+                (theirs[:, ORD] == row[ORD])
+                & (theirs[:, PEER] == rank)
+                & (theirs[:, SEND] != row[SEND])
+            )
+            found += [(row[PEER], r[IDX], r[GROUP]) for r in theirs[same].tolist()]
+        return found
