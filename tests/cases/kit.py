@@ -17,6 +17,10 @@ SEND, RECV = "ncclSend", "ncclRecv"
 #: Elements of a message that NCCL buffers, and of one that it does not (float32).
 SMALL, LARGE = 256, 64 << 20
 
+#: Seconds after which the cases' waits count; the traces cover a little more.
+FAST = {"missing_after": 6.0, "late_after": 4.0, "error_after": 12.0}
+PAST = 15.0  # seconds from the hang to the end of the trace: past error_after
+
 
 @dataclass(frozen=True)
 class State:

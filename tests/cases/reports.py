@@ -12,10 +12,11 @@ from cases.kit import (
     AG,
     AR,
     BC,
+    FAST,
     JOINS,
+    PAST,
     READS,
     RECV,
-    RS,
     RUNS,
     SEND,
     SERVES,
@@ -28,9 +29,6 @@ from cases.kit import (
     watch_all,
 )
 
-#: Seconds after which the reports' waits count; the traces cover a little more.
-FAST = {"missing_after": 6.0, "late_after": 4.0, "error_after": 12.0}
-PAST = 15.0  # seconds from the hang to the end of the trace: past error_after
 WORLD = "00000000000000aa"
 
 
@@ -69,8 +67,8 @@ def idle_peer_and_blocked_all_gather() -> Job:
     world = job.world(2)
     tp = [c.proc.comm("0000000000000010", r, 2) for r, c in enumerate(world)]
     t = rounds(world, 3, 1.0, api=BC)
-    t = rounds(tp, 20, t, api=AG)
-    make(tp[0], AG, t, inside=True)
+    t = rounds(tp, 20, t, api=AG, stream=1)
+    make(tp[0], AG, t, inside=True, stream=1)
     make(world[1], BC, t + 0.1, inside=True)
     watch_all(job.procs, t + PAST, (0.0, RUNS))
     return job
@@ -176,80 +174,6 @@ def one_small_all_reduce_among_many() -> Job:
         odd = r == 11
         make(c, AR, t, count=1025 if odd else 262_144, site=("b2" if odd else "a1") * 8)
     watch_all(job.procs, t + 8, (0.0, RUNS))
-    return job
-
-
-@case(
-    "ZeRO-3 with uneven samples: ranks 2 and 5 fire fewer backward hooks and come to the gradient "
-    "norm while the others are at the next layer's all-gather.",
-    hang_type=("skipped_or_extra_call", "collective_mismatch"),
-    blamed=(2, 5),
-    words=("2", "5"),
-    options=FAST,
-)
-def fewer_backward_hooks() -> Job:
-    job = Job()
-    comms = job.world(8)
-
-    def step(members: list[Comm], t: float, hooks: int) -> float:
-        for i in range(hooks):
-            all_make(members, AG, t + 0.02 * i, count=4096 + 512 * i)
-            all_make(members, RS, t + 0.02 * i + 0.01, count=4096 + 512 * i)
-        all_make(members, AR, t + 0.02 * hooks, count=1)  # gradient norm, then .item()
-        return t + 0.02 * hooks
-
-    t = 1.0
-    for _ in range(2):
-        t = step(comms, t, 5) + 0.2
-    short = [comms[2], comms[5]]
-    step([c for c in comms if c not in short], t, 5)
-    step(short, t, 4)
-    watch_all(job.procs, t + 8, (0.0, RUNS))
-    return job
-
-
-@case(
-    "An expert that no token of rank 1 used: no gradient, so rank 1 leaves out its reduce-scatter "
-    "and goes on to the gradient norm on another communicator, where all have come.",
-    hang_type=("collective_missing_enter",),
-    blamed=(1,),
-    words=("ank 1", RS),
-    options=FAST,
-)
-def unused_expert() -> Job:
-    job = Job()
-    world = job.world(4)
-    experts = [c.proc.comm("00000000000000e0", r, 4) for r, c in enumerate(world)]
-    t = 1.0
-    for i in range(5):
-        all_make(experts, RS, t, count=2048)
-        all_make(world, AR, t + 0.1, count=1)
-        t += 0.2 + 0.001 * i
-    all_make([e for r, e in enumerate(experts) if r != 1], RS, t, count=2048)
-    all_make(world, AR, t + 0.1, count=1)
-    watch_all(job.procs, t + PAST, (0.0, RUNS))
-    return job
-
-
-@case(
-    "The same with one communicator: rank 1 comes to the next operation where the others "
-    "reduce-scatter.",
-    hang_type=("skipped_or_extra_call", "collective_mismatch"),
-    blamed=(1,),
-    words=("ank 1", RS),
-    options=FAST,
-)
-def unused_expert_on_one_communicator() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = 1.0
-    for _ in range(5):
-        all_make(comms, RS, t, count=2048)
-        all_make(comms, AR, t + 0.1, count=1)
-        t += 0.2
-    all_make([c for r, c in enumerate(comms) if r != 1], RS, t, count=2048)
-    all_make(comms, AR, t + 0.1, count=1)
-    watch_all(job.procs, t + PAST, (0.0, RUNS))
     return job
 
 

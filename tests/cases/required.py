@@ -10,7 +10,9 @@ from support.tracegen import Comm, Job
 from cases.kit import (
     AR,
     BC,
+    FAST,
     LARGE,
+    PAST,
     POLLS,
     READS,
     RECV,
@@ -24,7 +26,6 @@ from cases.kit import (
     watch,
     watch_all,
 )
-from cases.reports import FAST, PAST
 
 
 @dataclass
@@ -54,11 +55,29 @@ class Grid:
 )
 def device_stall_in_a_tensor_parallel_group() -> Job:
     g = Grid()
-    t = rounds([*g.tp, *g.dp], 5, 1.0)
+    t = rounds(g.dp, 5, rounds(g.tp, 5, 1.0), stream=1)
     all_make(g.tp, AR, t)
-    all_make(g.dp[2:], AR, t + 0.1)
+    all_make(g.dp[2:], AR, t + 0.1, stream=1)
     watch_all(g.job.procs[:2], t + PAST, (0.0, RUNS), (t, POLLS))
     watch_all(g.job.procs[2:], t + PAST, (0.0, RUNS))
+    return g.job
+
+
+@case(
+    "The same with hosts that spin in their CUDA synchronisation: it looks like work.",
+    hang_type=("collective_all_ranks_stuck",),
+    role=("root_cause", "unknown"),
+    severity="any",
+    confidence=("inferred",),
+    words=("0000000000001000",),
+    options=FAST,
+)
+def device_stall_with_spinning_hosts() -> Job:
+    g = Grid()
+    t = rounds(g.dp, 5, rounds(g.tp, 5, 1.0), stream=1)
+    all_make(g.tp, AR, t)
+    all_make(g.dp[2:], AR, t + 0.1, stream=1)
+    watch_all(g.job.procs, t + PAST, (0.0, RUNS))
     return g.job
 
 
@@ -72,9 +91,9 @@ def device_stall_in_a_tensor_parallel_group() -> Job:
 )
 def one_rank_away_from_a_tensor_parallel_group() -> Job:
     g = Grid()
-    t = rounds([*g.tp, *g.dp], 5, 1.0)
+    t = rounds(g.dp, 5, rounds(g.tp, 5, 1.0), stream=1)
     all_make(g.tp, AR, t)
-    all_make(g.dp[1:], AR, t + 0.1)
+    all_make(g.dp[1:], AR, t + 0.1, stream=1)
     watch(g.job.procs[0], t + PAST, (0.0, RUNS), (t, READS))
     watch_all(g.job.procs[1:], t + PAST, (0.0, RUNS))
     return g.job
@@ -84,7 +103,7 @@ def _two_communicators() -> tuple[Job, list[Comm], list[Comm], float]:
     job = Job()
     x = job.world(2, "00000000000000a0")
     y = [c.proc.comm("00000000000000b0", r, 2) for r, c in enumerate(x)]
-    return job, x, y, rounds([*x, *y], 5, 1.0)
+    return job, x, y, rounds(y, 5, rounds(x, 5, 1.0), stream=1)
 
 
 @case(
@@ -98,7 +117,7 @@ def _two_communicators() -> tuple[Job, list[Comm], list[Comm], float]:
 def queued_work_then_the_data_loader() -> Job:
     job, x, y, t = _two_communicators()
     make(x[0], AR, t)
-    make(y[1], AR, t + 0.2, inside=True)
+    make(y[1], AR, t + 0.2, inside=True, stream=1)
     watch(job.procs[0], t + PAST, (0.0, RUNS), (t, READS))
     watch(job.procs[1], t + PAST, (0.0, RUNS))
     return job
@@ -114,7 +133,7 @@ def queued_work_then_the_data_loader() -> Job:
 def two_communicators_in_opposite_order() -> Job:
     job, x, y, t = _two_communicators()
     make(x[0], AR, t, inside=True)
-    make(y[1], AR, t + 0.2, inside=True)
+    make(y[1], AR, t + 0.2, inside=True, stream=1)
     watch_all(job.procs, t + PAST, (0.0, RUNS))
     return job
 

@@ -22,14 +22,7 @@ from nccluprobe.trace.reader import TraceReader
 
 #: Cases that are not right yet -> the rule that is missing.
 NOT_YET: dict[str, str] = {
-    "blocking_send_before_a_receive": "sends and receives",
-    "buffered_send_then_a_receive": "sends and receives",
-    "chain_over_buffered_sends": "sends and receives",
     "checkpoint_barrier_on_one_rank": "call sites compared at a slot",
-    "init_that_never_completes": "comm_init_stuck",
-    "ring_of_blocking_sends": "sends and receives",
-    "root_reconnects_alone": "an init that lacks ranks of an ended communicator is a consequence",
-    "unpaired_send_and_receive": "sends and receives",
 }
 BLAMES_INNOCENT = {n: NOT_YET[n] for n in ("checkpoint_barrier_on_one_rank",)}
 #: The same for the text of the command.

@@ -48,6 +48,27 @@ def end_with_destroy(hung: bool) -> Job:
     return _end(hung, destroy=True, early=2)
 
 
+@life("comm_init_missing_enter", blamed=(), notices=True)
+def slow_to_init(hung: bool) -> Job:
+    """Rank 3 loads its model for minutes before it calls NCCL: until then it has no trace."""
+    job = Job()
+    args: dict[str, Any] = {"uid_hash": "00000000000000aa", "nranks": 4}
+    for r in range(3):
+        job.proc(r).enter(None, "ncclCommInitRank", 1.0 + r, rank=r, **args)
+    if hung:
+        watch_all(job.procs, 1.0 + HANGS, (0.0, RUNS))
+        return job
+    p = job.proc(3)
+    comms = [p.comm("00000000000000aa", r, 4, t=201.0) for r, p in enumerate(job.procs)]
+    for r, c in enumerate(comms):
+        t = 200.0 if r == 3 else 1.0 + r
+        c.proc.call(None, "ncclCommInitRank", t, dur=201 - t, rank=r, new_comm=c.id, **args)
+    t = rounds(comms, 50, 202.0, step=0.5)
+    watch_all(job.procs[:3], t, (0.0, RUNS))
+    watch(p, t, (0.0, RUNS), start=200.1)
+    return job
+
+
 @life(MISSING, blamed=(1,))
 def late_attach(hung: bool) -> Job:
     """Each rank is attached a few calls later than the one before, 500 calls after init."""

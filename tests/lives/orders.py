@@ -39,15 +39,36 @@ def two_threads_in_different_order(hung: bool) -> Job:
         for r in (0, 1):
             main, auto = (t, t + 0.02) if rng.random() < 0.5 else (t + 0.02, t)
             make(x[r], AR, main)
-            make(y[r], AR, auto, thread=job.procs[r].pid + 1)
+            make(y[r], AR, auto, thread=job.procs[r].pid + 1, stream=1)
         t += 0.2
     if hung:
         # Each process holds a lock while it is inside, so its other thread does not come.
         make(x[0], AR, t, inside=True)
-        make(y[1], AR, t, inside=True, thread=job.procs[1].pid + 1)
+        make(y[1], AR, t, inside=True, thread=job.procs[1].pid + 1, stream=1)
     end = t + (HANGS if hung else 100)
     watch(job.procs[0], end, (0.0, RUNS))
     watch(job.procs[1], end, (0.0, RUNS), (t, LOCKED))
+    return job
+
+
+@life("collective_missing_enter", blamed=(2,))
+def hosts_run_far_ahead(hung: bool) -> Job:
+    """Rank 2's host makes a call each 0.25 s, the others are as far ahead as CUDA lets them."""
+    job = Job()
+    comms = job.world(3)
+    ahead, calls = 1000, 1800
+    slow = [1.0 + 0.25 * i for i in range(calls)]
+    stop = calls - 100 if hung else calls
+    for t in slow[:stop]:
+        make(comms[2], AR, t)
+    for i in range(min(calls, stop + ahead)):
+        # Call i fits into the queue when call i - ahead has run.
+        t = 1.0 + 0.001 * i if i < ahead else slow[i - ahead] + 0.001
+        for c in comms[:2]:
+            make(c, AR, t)
+    end = slow[stop - 1] + (HANGS if hung else 1)
+    watch_all(job.procs[:2], end, (0.0, RUNS))
+    watch(job.procs[2], end, (0.0, RUNS), *([(slow[stop - 1] + 0.1, READS)] if hung else []))
     return job
 
 

@@ -41,6 +41,26 @@ def slow_data(hung: bool) -> Job:
     return _late(hung, 2, 150.0, READS)
 
 
+@life(MISSING, blamed=(1,), notices=True)
+def first_collective_waits_inside(hung: bool) -> Job:
+    """The first call on a communicator connects: hosts are inside until the last has come."""
+    job = Job()
+    comms = job.world(4)
+    t, takes = 1.0, 120.0
+    for r, c in enumerate(comms):
+        if r != 1:
+            c.proc.enter(c, AR, t)
+            if not hung:
+                c.idx, c.ords = 0, 0
+                c.proc.call(c, AR, t, dur=takes)
+        elif not hung:
+            make(c, AR, t + takes - 0.5, dur=0.5)
+    end = t + HANGS if hung else rounds(comms, 40, t + takes + 0.5, step=1.0)
+    for p in job.procs:
+        watch(p, end, (0.0, RUNS), *([(t + 1, READS)] if p.rank == 1 and hung else []))
+    return job
+
+
 @life(MISSING, blamed=(3,), notices=True)
 @life(MISSING, blamed=(3,), name="compile_declared", **PHASE)
 def compile_of_a_new_shape(hung: bool) -> Job:

@@ -226,7 +226,7 @@ def head_to_head_sends(hung: bool) -> Job:
     return job
 
 
-@life(UNMATCHED, blamed=(1,))
+@life(UNMATCHED, blamed=(1,), notices=True)
 def small_sends_that_are_received_late(hung: bool) -> Job:
     """Rank 0 sends ahead into buffers for minutes and waits for nobody; then for an answer."""
     job = Job()
@@ -234,10 +234,10 @@ def small_sends_that_are_received_late(hung: bool) -> Job:
     t = 1.0
     for i in range(10):
         make(comms[0], SEND, t + i, peer=1, count=SMALL)
-        make(comms[1], RECV, t + i + (250.0 if i > 4 and not hung else 0.0), peer=0, count=SMALL)
-    t += 12 if hung else 270
+        make(comms[1], RECV, t + i + (400.0 if i > 4 and not hung else 0.0), peer=0, count=SMALL)
+    t += 12 if hung else 420
     if hung:
         make(comms[0], RECV, t, peer=1, count=SMALL)
     watch(job.procs[0], t + HANGS, (0.0, RUNS))
-    watch(job.procs[1], t + HANGS, (0.0, RUNS), (7.0, READS), (250.0, READS if hung else RUNS))
+    watch(job.procs[1], t + HANGS, (0.0, RUNS), (7.0, READS), (400.0, READS if hung else RUNS))
     return job
