@@ -312,7 +312,7 @@ _WHY = {
     "rank_exited": "has exited",
     "rank_ended_communicator": "has ended the communicator",
     "probe_event_loss_possible": "may have made it: events of it were lost",
-    "partner_gone_past": "has gone past it, to a later collective",
+    "partner_gone_past": "has gone past it, to later calls",
     "rank_not_observed": "is not observed",
 }
 
