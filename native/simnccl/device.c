@@ -16,6 +16,7 @@
 
 static pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_stream *g_streams;
+static bool g_connecting; /* a queued plan may have need_connect */
 static bool g_thread_runs;
 static _Atomic uint32_t g_work; /* 0: the device thread sleeps */
 static _Thread_local int t_device = -1;
@@ -177,12 +178,7 @@ static bool plan_step(struct sim_plan *plan) {
   st->shm->seen = atomic_load(&st->shm->seg->bell);
   if (!plan->started) {
     if (plan->no != st->plans_done) return false;
-    if (plan->need_connect) {
-      if (!sim_plan_connected(plan)) return false;
-      plan->need_connect = false;
-      int running = ncclInProgress;
-      atomic_compare_exchange_strong(&plan->comm->asyncResult, &running, ncclSuccess);
-    }
+    if (plan->need_connect) return false;
     plan_start(plan, st);
     st->shm->seen = atomic_load(&st->shm->seg->bell);
   }
@@ -215,8 +211,27 @@ static void stream_pop(struct sim_stream *s) {
   free(plan);
 }
 
+/* Non-blocking communicators connect in the background, wherever their plan stands
+ * in its stream: what is before it may itself wait for this rank. */
+static void connect_all(void) {
+  bool left = false;
+  for (struct sim_stream *s = g_streams; s; s = s->next)
+    for (struct sim_plan *plan = s->head; plan; plan = plan->next) {
+      if (!plan->need_connect || sim_comm_dead(plan->comm)) continue;
+      if (sim_plan_connected(plan)) {
+        plan->need_connect = false;
+        int running = ncclInProgress;
+        atomic_compare_exchange_strong(&plan->comm->asyncResult, &running, ncclSuccess);
+      } else {
+        left = true;
+      }
+    }
+  g_connecting = left;
+}
+
 bool sim_pump(void) {
   bool left, moved;
+  if (g_connecting) connect_all();
   do {
     left = moved = false;
     for (struct sim_stream *s = g_streams; s; s = s->next) {
@@ -301,6 +316,7 @@ void sim_enqueue(struct sim_stream *s, struct sim_plan *plan) {
   if (plan->comm) {
     plan->no = plan->comm->sim->plans_made++;
     s->queued++;
+    g_connecting = g_connecting || plan->need_connect;
   }
   if (s->tail) s->tail->next = plan;
   else s->head = plan;

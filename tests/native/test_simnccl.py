@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import platform
 import re
@@ -766,3 +767,43 @@ def test_demo_job(built: dict[str, Path]) -> None:
     assert "rank 1 ended with 3" in faulty.stdout
     for pid in truth["pids"].values():
         assert not Path(f"/proc/{pid}").exists()
+
+
+def test_nonblocking_connect_behind_other_work(built: dict[str, Path]) -> None:
+    """Three ranks of a process on one stream: the second's work stands behind the first's,
+    which waits for it, and yet the second's connection is reported as made."""
+
+    def ranks(conn: multiprocessing.connection.Connection) -> None:
+        nccl = Nccl(built["libsimnccl.so"])
+        uid, ready, connected = nccl.unique_id(), threading.Barrier(3), []
+
+        def rank(number: int) -> None:
+            comm, state = PTR(), INT(PROGRESS)
+            config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 22809, 0)
+            nccl.ncclCommInitRankConfig(ctypes.byref(comm), 3, uid, number, ctypes.byref(config))
+            for step in (None, nccl.allreduce):
+                if step:
+                    ready.wait()
+                    assert step(comm.value or 0) in (SUCCESS, PROGRESS)
+                    state.value = PROGRESS
+                while state.value == PROGRESS:
+                    nccl.ncclCommGetAsyncError(comm, ctypes.byref(state))
+                    time.sleep(0.001)
+            connected.append(number)
+
+        threads = [threading.Thread(target=rank, args=(r,), daemon=True) for r in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        conn.send(sorted(connected))
+        os._exit(0)
+
+    here, there = FORK.Pipe()
+    process = FORK.Process(target=ranks, args=(there,))
+    process.start()
+    try:
+        assert here.poll(40) and here.recv() == [0, 1, 2]
+    finally:
+        process.kill()
+        process.join()
