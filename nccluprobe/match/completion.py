@@ -14,7 +14,7 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.process import Who
+from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
 from nccluprobe.match.waits import Wait, entry_of
 
@@ -60,36 +60,63 @@ def pending_waits(
         for f in findings
         if f.hang_type == "collective_all_ranks_stuck"
     }
-    sits: dict[object, list[tuple[int, Wait]]] = {}
-    for w in waits:
-        for e in w.entered:
-            sits.setdefault(e.actor, []).append((entry_of(w, e), w))
-    found: list[Wait] = []
+    found: list[_Pending] = []
     for comm in comms:
         finding = inside.get(comm.key)
         since = _inside_since(comm) if finding is not None else _pending_since(comm)
-        if since is None:
-            continue
-        members = comm.members()
-        held = tuple(
-            e
-            for e, own in zip(members, since, strict=True)
-            if any(t <= own and w.comm is not comm for t, w in sits.get(e.actor, ()))
-        )
-        slot = _furthest(members) if finding is None else members[0].entered - 1
-        seq = comm.seq(slot)
-        found.append(
-            Wait(
+        if since is not None:
+            members = comm.members()
+            slot = _furthest(members) if finding is None else members[0].entered - 1
+            w = Wait(
                 comm=comm,
-                label=f"call #{seq}, which all have entered",
+                label=f"call #{comm.seq(slot)}, which all have entered",
                 first=min(since),
                 entered=tuple(members),
-                absent=held,
+                absent=(),
                 finding=finding,
                 at=(slot, 1),
-                seq=seq,
+                seq=comm.seq(slot),
             )
+            found.append(_Pending(w, since))
+        found += _pending_transfers(comm)
+    sits: dict[Actor, list[tuple[int, Wait]]] = {}
+    for w in waits:
+        for e in w.entered:
+            sits.setdefault(e.actor, []).append((entry_of(w, e), w))
+    for p in found:
+        for e, t in zip(p.wait.entered, p.since, strict=True):
+            sits.setdefault(e.actor, []).append((t, p.wait))
+    for p in found:
+        w = p.wait
+        w.absent = tuple(
+            e
+            for e, own in zip(w.entered, p.since, strict=True)
+            if any(t < own and x is not w for t, x in sits[e.actor])
         )
+    return [p.wait for p in found]
+
+
+class _Pending(NamedTuple):
+    wait: Wait
+    since: list[int]  # entry per member
+
+
+def _pending_transfers(comm: Communicator) -> list[_Pending]:
+    """Sends that meet a receive, of which neither is complete: the oldest per pair."""
+    found: list[_Pending] = []
+    for rank, e in comm.endpoints.items():
+        for (send, peer), lane in e.posted.items():
+            other = comm.endpoints.get(peer)
+            if not send or not lane or other is None or other is e:
+                continue
+            back = other.posted.get((False, rank), {})
+            order = min(lane)
+            if order in back:
+                since = [lane[order], back[order]]
+                label = f"ncclSend #{order} from rank {rank} to rank {peer}, which both have posted"
+                at = (-2, rank, peer, order)
+                w = Wait(comm, label, min(since), (e, other), (), at=at)
+                found.append(_Pending(w, since))
     return found
 
 
@@ -169,7 +196,7 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
         "complete_comm_ranks": sorted(b.peers),
         "calls_behind": b.by,
         "summary": (
-            f"Rank {rank} ({e.process.place()}) has not completed {api} #{comm.seq(b.slot)} of "
+            f"Rank {rank} ({e.process.label()}) has not completed {api} #{comm.seq(b.slot)} of "
             f"communicator {comm.label}, while rank{'s' if len(b.peers) > 1 else ''} "
             f"{ranks_text(sorted(b.peers))} completed {b.by} "
             f"call{'s' if b.by > 1 else ''} more{also}: its GPU has failed, or does not report."

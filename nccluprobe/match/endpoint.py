@@ -66,6 +66,9 @@ class Endpoint:
         #: Collectives with an ``ord`` below this are known to be complete on its device;
         #: None: its source does not see completion.
         self.completed: int | None = None
+        #: Where completion is seen: (is a send, peer) -> {ord: entry} of sends and receives
+        #: that are not complete.
+        self.posted: dict[tuple[bool, int], dict[int, int]] = {}
         #: Its oldest call that is not complete, when completion is seen: slot, time, signature.
         self.oldest: tuple[int, int, int] | None = None
         self._pending: dict[int, _Row] = {}
@@ -341,6 +344,22 @@ class Endpoint:
             self.drain()
         self.lost += found
         return found
+
+    def post(self, b: m.P2PBatch) -> None:
+        """Remember sends and receives, until they are known to be complete."""
+        columns = (b.send, b.peer, b.ord, b.t_enter)
+        for send, peer, order, t in zip(*(c.tolist() for c in columns), strict=True):
+            lane = self.posted.setdefault((send, peer), {})
+            if len(lane) < MAX_UNJOINED:
+                lane[order] = t
+
+    def complete(self, c: m.Completed) -> None:
+        """Take proof of completion."""
+        self.completed = max(self.completed or 0, c.calls)
+        for send, peer, bound in c.p2p:
+            lane = self.posted.get((send, peer), {})
+            for order in [o for o in lane if o < bound]:
+                del lane[order]
 
     @property
     def done(self) -> int | None:

@@ -60,6 +60,8 @@ class Graph:
     silent_after: int
     #: process -> id of a finding that explains why it does not come
     explained: Mapping[Hashable, str]
+    #: Of these, processes that cannot go on by themselves, whatever they wait for.
+    broken: frozenset[Hashable] = frozenset()
     cycles: list[Cycle] = field(default_factory=list)
     causes: dict[int, frozenset[Cause]] = field(default_factory=dict)  # by id(wait)
     #: actor -> waits that it sits in, oldest first
@@ -81,7 +83,7 @@ class Graph:
         """The waits that keep an actor from coming elsewhere."""
         waits = self.blockers.get(actor, [])
         e = self.endpoint_of[actor]
-        if not waits or is_stopped(e):
+        if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
         # Inside a call, it is that call that holds the thread.
         hard = [w for w in waits if _inside(w, actor)]

@@ -93,6 +93,11 @@ class Process:
         return self.info.rank if self.info else None
 
     @property
+    def sees_completion(self) -> bool:
+        """Whether its source tells what has completed: an importer, not a probe."""
+        return self.info is not None and self.info.front not in ("ebpf", "preload")
+
+    @property
     def boot_id(self) -> str:
         """Boot of its host: times of one boot compare exactly."""
         return self.info.key.boot_id if self.info else ""

@@ -52,7 +52,10 @@ def assign(
     silent_after: int,
 ) -> list[Finding]:
     """Set role, downstream_of, culprits and reasons; returns findings of cycles and stalls."""
-    graph = Graph(waits, now, silent_after, _explained(waits, findings))
+    broken = frozenset(
+        who for f in findings if f.hang_type == "collective_missing_exit" for who in f.culprits
+    )
+    graph = Graph(waits, now, silent_after, _explained(waits, findings), broken)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context)
     return roles.run()

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from nccluprobe.match import model as m
-from nccluprobe.match.children import Children
+from nccluprobe.match.children import CHILD_CALLS, Children
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.errors import Errors
-from nccluprobe.match.inits import Inits
+from nccluprobe.match.inits import GROW, Inits
 from nccluprobe.match.jobs import Jobs
 from nccluprobe.match.options import Options
 from nccluprobe.match.p2p import P2P
@@ -170,18 +170,21 @@ class State:
 
     def _p2p(self, b: m.P2PBatch) -> None:
         self.calls += len(b)
-        if (found := self.endpoints.get((b.source, b.comm))) is not None:
-            self.p2p.take(found, b)
-        else:
+        e = self.endpoints.get((b.source, b.comm))
+        if e is None:
             self.orphans += len(b)
-        if len(b) and (e := self.endpoints.get((b.source, b.comm))) is not None:
+            return
+        self.p2p.take(e, b)
+        if e.process.sees_completion:
+            e.post(b)
+        if len(b):
             e.thread = int(b.thread[-1])
             e.process.last_call = max(e.process.last_call, int(b.t_enter[-1]))
 
     def _completed(self, c: m.Completed) -> None:
         e = self.endpoints.get((c.source, c.comm))
         if e is not None:
-            e.completed = max(e.completed or 0, c.calls)
+            e.complete(c)
             self.p2p.completed(e, c)
 
     def _group_ends(self, g: m.GroupEnds) -> None:
@@ -207,11 +210,16 @@ class State:
                     e.unseen_group_failed(c.thread, c.t)
 
     def _lifecycle(self, call: m.Call | m.Enter, process: Process) -> None:
-        if call.uid_hash is not None:
+        if call.comm is not None and call.api in CHILD_CALLS:
+            self.children.note(call)
+            e = self.endpoints.get((call.source, call.comm))
+            if call.api == GROW and e is not None:
+                self.inits.note_old(call, e.info.nranks or 0)
+        elif call.uid_hash is not None:
             self.inits.note(call, process)
             self.jobs.add(call.source, call.uid_hash, call.t)
-        elif call.api == "ncclCommSplit":
-            self.children.note_split(call)
+        elif call.api == "ncclCommInitAll" and isinstance(call, m.Enter):
+            self.inits.note_all(call, process)
 
     def _enter(self, e: m.Enter) -> None:
         process = self._of(e.source)
