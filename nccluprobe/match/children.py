@@ -10,14 +10,38 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.process import Inside
+from nccluprobe.nccl.api import TRACED, Role
 from nccluprobe.nccl.enums import SPLIT_NOCOLOR
 
 _KEPT = 10_000
 At = tuple[int, int]  # (source, communicator id)
+
+
+#: Calls that all members of a communicator make to get a new one.
+CHILD_CALLS = frozenset(a.name for a in TRACED if a.makes_comm and a.has(Role.COMM))
+
+
+def inside_child(e: Endpoint) -> Inside | None:
+    """The call that makes a child of this communicator, and that its process is inside of."""
+    if e.process.ended:
+        return None
+    found = (c for c in e.process.inside.values() if c.api in CHILD_CALLS and c.comm == e.info.id)
+    return next((c for c in found if c.ord is not None), None)
+
+
+class Made(NamedTuple):
+    """A call that makes a child.  ``nranks``: ranks left out (shrink), new size (grow)."""
+
+    api: str
+    color: int | None
+    nranks: int | None
+    uid_hash: str | None
 
 
 @dataclass
@@ -26,21 +50,28 @@ class Children:
 
     #: (source, parent id, ordinal of the child) -> (colour, key)
     _splits: OrderedDict[tuple[int, int, int], tuple[int, int]] = field(default_factory=OrderedDict)
+    _made: OrderedDict[tuple[int, int, int], Made] = field(default_factory=OrderedDict)
     waiting: dict[At, Endpoint] = field(default_factory=dict)
     changed: bool = False
 
-    def note_split(self, call: m.Call | m.Enter) -> None:
-        """Take a split call."""
-        if call.comm is None or call.ord is None or call.color is None:
+    def note(self, call: m.Call | m.Enter) -> None:
+        """Take a call that makes a child of a communicator."""
+        if call.comm is None or call.ord is None:
             return
-        self._splits[call.source, call.comm, call.ord] = (call.color, call.key or 0)
+        at = (call.source, call.comm, call.ord)
+        self._made[at] = Made(call.api, call.color, call.nranks, call.uid_hash)
+        if len(self._made) > _KEPT * 16:
+            self._made.popitem(last=False)
+        if call.color is None:
+            return
+        self._splits[at] = (call.color, call.key or 0)
         self.changed = True
         if len(self._splits) > _KEPT * 16:
             self._splits.popitem(last=False)
 
-    def entered(self, e: Endpoint, child: int) -> bool:
-        """Whether this member of the parent has entered the split of this ordinal."""
-        return (e.info.source, e.info.id, child) in self._splits
+    def made(self, e: Endpoint, child: int) -> Made | None:
+        """The call by which this member of the parent came to the child of this ordinal."""
+        return self._made.get((e.info.source, e.info.id, child))
 
     def wait(self, at: At, e: Endpoint) -> None:
         """Remember an endpoint whose rank is not known."""

@@ -16,9 +16,11 @@ HANG_TYPES: dict[str, str] = {
     "collective_mismatch": "members came to one slot with different calls or arguments",
     "skipped_or_extra_call": "a rank's calls are shifted: it left out a call, or made one more",
     "collective_all_ranks_stuck": "all members are inside the same collective and it does not end",
+    "nccl_missing_exit": "a call does not return although it could",
     "nccl_error_exit": "an NCCL function returned an error",
     "comm_init_missing_enter": "ranks wait in a communicator's initialisation for others",
     "comm_init_rank_conflict": "two processes claim one rank of a new communicator",
+    "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
     "comm_ended_under_waiters": "a member ended the communicator while others wait on it",
     "waiting_for_unobserved": "all observed members wait; the rest is not traced",
     "p2p_mismatch": "a send and its receive differ",
@@ -28,10 +30,7 @@ HANG_TYPES: dict[str, str] = {
     "cross_comm_order_inversion": "members use two communicators in orders that exclude each other",
 }
 #: Names that later releases will use; part of the contract already.
-RESERVED_HANG_TYPES: dict[str, str] = {
-    "nccl_missing_exit": "a call does not return although it could",
-    "comm_init_stuck": "all ranks are in a communicator's initialisation and it does not end",
-}
+RESERVED_HANG_TYPES: dict[str, str] = {}
 
 REASONS: dict[str, str] = {
     "rank_alive_but_not_entered": "its process lives and is observed, and has not made the call",
@@ -51,6 +50,7 @@ REASONS: dict[str, str] = {
     "call_returned_error": "the function returned an error",
     "ranks_not_in_init": "fewer ranks came than the communicator has",
     "rank_claimed_twice": "two processes initialise one rank at the same time",
+    "call_not_returned": "its call does not return, although nothing is known to hold it up",
     "all_inside": "all members are inside the call",
     "not_complete_here": "calls that its peers have completed do not complete on it",
     "all_silent_after": "all members made the call, and none has called NCCL since",
@@ -96,6 +96,8 @@ class Finding:
     waiters: tuple[Hashable, ...] = ()  # processes that wait
     #: Only the root with its data is absent: what such waits taught before (idle.Lesson).
     for_root: tuple[str, int | None, int] | None = None
+    #: Processes that may be those that did not come, of whom only ranks are known.
+    candidates: tuple[Hashable, ...] = ()
 
     @property
     def id(self) -> str:

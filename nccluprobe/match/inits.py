@@ -1,39 +1,60 @@
-"""Communicators in the making: ranks that wait for others, ranks claimed twice."""
+"""Communicators in the making, by unique id: who came, and with what.
+
+For a new unique id only ranks of the new communicator are known: a rank that did
+not come cannot be named as a process.  Processes of the job that are elsewhere
+are told as candidates.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from nccluprobe.match import init_text as text
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import is_silent, process_facts, ranks_text
+from nccluprobe.match.status import is_silent
 
 _KEPT = 10_000
+_FOREVER = 2**63 - 1
+GROW = "ncclCommGrow"
 
 
 @dataclass
-class _Claim:
+class Claim:
     """A rank that a process initialises."""
 
     process: Process
     rank: int
+    nranks: int
     t: int
     api: str
     thread: int
     t_exit: int | None = None  # None: still inside
     group: int = 0
+    failed: bool = False
+    nonblocking: bool = False
 
     def inside(self) -> bool:
         """Whether it still waits for the others, as far as the trace tells."""
+        if self.failed or self.process.ended:
+            return False
         if self.t_exit is None:
-            return not self.process.ended
+            return (self.thread, self.t) in self.process.inside
         end = self.process.groups.get(self.group) if self.group else None
-        return end is not None and end.open and not self.process.ended
+        return end is not None and end.open
+
+    def returned(self) -> bool:
+        """Whether the communicator was made: a blocking init returns when all have come."""
+        if self.failed or self.nonblocking or self.t_exit is None:
+            return False
+        if not self.group:
+            return True
+        end = self.process.groups.get(self.group)
+        return end is not None and not end.open and end.rc == 0
 
     def until(self, now: int, limit: int) -> int:
         """Until when it is known to have been inside."""
@@ -41,30 +62,61 @@ class _Claim:
             return min(now, self.process.end.t)
         return self.process.through if is_silent(self.process, now, limit) else now
 
+    @property
+    def ends(self) -> int:
+        """When it stopped claiming the rank."""
+        if self.inside():
+            return _FOREVER
+        if self.t_exit is not None:
+            return self.t_exit
+        end = self.process.end
+        return end.t if end is not None else _FOREVER
+
 
 @dataclass
-class _Init:
+class Init:
+    """All claims that were made with one unique id."""
+
     uid_hash: str
-    nranks: int
-    claims: list[_Claim] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
     done: bool = False
+    #: A grow: ranks below this are the old communicator's.
+    old: int = 0
+
+    @property
+    def nranks(self) -> int:
+        """Its size: what most ranks passed."""
+        return self.sizes()[0][0]
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(nranks, how many passed it), most first."""
+        counted = Counter(c.nranks for c in self.claims)
+        return sorted(counted.items(), key=lambda x: (-x[1], x[0]))
+
+    def live(self) -> list[Claim]:
+        """Claims that did not fail."""
+        return [c for c in self.claims if not c.failed]
 
 
 @dataclass
 class Inits:
     """All initialisations by unique id."""
 
-    inits: OrderedDict[str, _Init] = field(default_factory=OrderedDict)
+    inits: OrderedDict[str, Init] = field(default_factory=OrderedDict)
+    #: ncclCommInitAll: one call for all ranks.
+    alone: list[tuple[Process, m.Enter]] = field(default_factory=list)
+    #: Grows without a unique id: new size -> old size.
+    grown: dict[int, int] = field(default_factory=dict)
 
     def note(self, call: m.Enter | m.Call, process: Process) -> None:
         """Take an init call, entered or finished."""
         if call.uid_hash is None or call.rank is None or call.nranks is None:
             return
-        if not 0 < call.nranks <= m.MAX_NRANKS:
+        if not 0 < call.nranks <= m.MAX_NRANKS or call.rank < 0:
             return
         init = self.inits.get(call.uid_hash)
         if init is None:
-            init = self.inits[call.uid_hash] = _Init(call.uid_hash, call.nranks)
+            init = self.inits[call.uid_hash] = Init(call.uid_hash)
             if len(self.inits) > _KEPT:
                 self.inits.popitem(last=False)
         claim = next(
@@ -76,88 +128,148 @@ class Inits:
             None,
         )
         if claim is None:
-            if len(init.claims) >= 4 * init.nranks + 16:
+            if len(init.claims) >= 4 * call.nranks + 16:
                 return
-            claim = _Claim(process, call.rank, call.t, call.api, call.thread, group=call.group)
+            claim = Claim(
+                process, call.rank, call.nranks, call.t, call.api, call.thread, group=call.group
+            )
             init.claims.append(claim)
+        claim.nonblocking = call.nonblocking
         if isinstance(call, m.Call):
             claim.t_exit = max(call.t, call.t_exit)
-            if m.not_run(call.rc):
-                init.claims.remove(claim)
-            elif call.rc == 0 and not call.group and not call.nonblocking:
-                init.done = True  # a blocking init returns when all have come
+            claim.failed = m.not_run(call.rc)
 
-    def findings(self, context: Callable[[int], Context]) -> list[Finding]:
+    def note_old(self, call: m.Enter | m.Call, old: int) -> None:
+        """Take a grow called by a rank of the communicator that grows, of size ``old``."""
+        if call.nranks is None or not old < call.nranks <= m.MAX_NRANKS:
+            return
+        self.grown[call.nranks] = old
+        if len(self.grown) > _KEPT:
+            del self.grown[next(iter(self.grown))]
+        if call.uid_hash is not None and call.uid_hash in self.inits:
+            self.inits[call.uid_hash].old = old
+
+    def new_ranks(self, uid_hash: str | None, nranks: int, old: int) -> set[int]:
+        """New ranks of a grow that have come."""
+        inits = [self.inits.get(uid_hash)] if uid_hash is not None else []
+        if not inits or inits[0] is None:
+            inits = [i for i in self.inits.values() if not i.done and i.nranks == nranks]
+        claims = [c for i in inits if i is not None for c in i.live() if c.api == GROW]
+        return {c.rank for c in claims if c.rank >= old}
+
+    def note_all(self, call: m.Enter, process: Process) -> None:
+        """Take an ncclCommInitAll that is still inside."""
+        self.alone.append((process, call))
+
+    def findings(
+        self, context: Callable[[int], Context], processes: Iterable[Process]
+    ) -> list[Finding]:
         """What is wrong with initialisations now."""
         found: list[Finding] = []
         for init in self.inits.values():
             if not init.claims:
                 continue
+            init.done = init.done or any(c.returned() for c in init.claims)
             ctx = context(init.claims[0].process.source)
-            found += _conflicts(init, ctx)
-            missing = None if init.done else _missing(init, ctx)
-            if missing is not None:
-                found.append(missing)
+            wrong = _sizes(init, ctx) + _conflicts(init, ctx)
+            found += wrong
+            if not init.old and any(c.api == GROW for c in init.claims):
+                init.old = self.grown.get(init.nranks, 0)
+            waiting = _waiting(init, ctx, processes, context)
+            if waiting is not None:
+                if wrong:
+                    waiting.role, waiting.downstream_of = "downstream", wrong[0].id
+                found.append(waiting)
+        return found + self._all_at_once(context)
+
+    def _all_at_once(self, context: Callable[[int], Context]) -> list[Finding]:
+        self.alone = [(p, c) for p, c in self.alone if (c.thread, c.t) in p.inside]
+        found = []
+        for p, c in self.alone:
+            ctx = context(p.source)
+            claim = Claim(p, 0, c.nranks or 0, c.t, c.api, c.thread)
+            if claim.inside() and ctx.now - c.t >= ctx.options.missing_after:
+                found.append(text.stuck(None, [claim], ctx, c.t))
         return found
 
 
-def _missing(init: _Init, ctx: Context) -> Finding | None:
-    limit = ctx.options.silent_after
-    waiting = [c for c in init.claims if c.inside()]
-    came = sorted({c.rank for c in init.claims})
-    if not waiting or len(came) >= init.nranks:
-        return None
-    first = min(c.t for c in waiting)
-    waited = max(c.until(ctx.now, limit) for c in waiting) - first
-    if waited < ctx.options.missing_after:
-        return None
-    missing = [r for r in range(init.nranks) if r not in set(came)]
-    details: dict[str, Any] = {
-        "api": waiting[0].api,
-        "expected_nranks": init.nranks,
-        "entered_comm_ranks": came,
-        "missing_comm_ranks": missing,
-        "missing_rank_status": [
-            {
-                "comm_rank": r,
-                "global_rank": None,
-                "heartbeat": "unavailable",
-                "heartbeat_age_s": None,
-                "probe_dropped_events": None,
-                "reason": "ranks_not_in_init",
-            }
-            for r in missing[:64]
-        ],
-        "waited_s": seconds(waited),
-        "reason": "ranks_not_in_init",
-        "confidence": "inferred",
-        "trace_event_loss_possible": any(c.process.lost for c in init.claims),
-        "first_entered_unix_ns": first,
-        "summary": (
-            f"{waiting[0].api} of communicator {init.uid_hash} ({init.nranks} ranks) waits for "
-            f"{seconds(waited):.1f} s: rank{'s' if len(missing) > 1 else ''} "
-            f"{ranks_text(missing)} not seen in it, "
-            f"rank{'s' if len(came) > 1 else ''} {ranks_text(came)} inside."
-        ),
+def link(current: list[Finding]) -> None:
+    """Tell inits and their errors that follow from something else; after roles are set."""
+    wrong = {
+        f.comm_uid_hash: f
+        for f in current
+        if f.hang_type == "comm_init_rank_conflict"
+        or (f.hang_type == "collective_mismatch" and f.comm_seq is None)
     }
-    return Finding(
-        key=("init", init.uid_hash, tuple(missing[:64]), len(missing)),
-        hang_type="comm_init_missing_enter",
-        run_id=ctx.run_id,
-        comm_uid_hash=init.uid_hash,
-        comm_seq=None,
-        detected_at=ctx.now,
-        details=details,
-        severity="error" if waited >= ctx.options.error_after else "notice",
-        role="root_cause",
-        job=ctx.job,
-        since=first,
-        waiters=tuple(c.process.who for c in waiting),
-    )
+    for f in current:
+        if f.hang_type == "nccl_error_exit" and f.role == "root_cause":
+            cause = wrong.get(f.comm_uid_hash)
+            if cause is not None and str(f.details["api"]).startswith("ncclCommInit"):
+                f.role, f.downstream_of = "downstream", cause.id
+        if f.hang_type != "comm_init_missing_enter" or f.role != "root_cause" or f.culprits:
+            continue
+        candidates = set(f.candidates)
+        for g in current:
+            # All who could come wait in something that is a cause of its own.
+            if g is f or g.role != "root_cause" or g.state != "open" or not candidates:
+                continue
+            if candidates <= set(g.waiters):
+                f.role, f.downstream_of = "downstream", g.id
+                break
 
 
-def _conflicts(init: _Init, ctx: Context) -> list[Finding]:
-    by_rank: dict[int, list[_Claim]] = {}
+def _waiting(
+    init: Init,
+    ctx: Context,
+    processes: Iterable[Process],
+    context: Callable[[int], Context],
+) -> Finding | None:
+    """Who waits in it, and for whom."""
+    limit = ctx.options.silent_after
+    claims = init.live()
+    waiting = [c for c in claims if c.inside()]
+    if not waiting:
+        return None
+    # Old ranks of a grow are judged by their own communicator.
+    came = {c.rank for c in claims} | set(range(init.old))
+    until = max(c.until(ctx.now, limit) for c in waiting)
+    if init.done:
+        newest = max(c.t for c in claims)
+        back = [c for c in claims if c.returned()]
+        since = max(newest, *(c.t_exit or 0 for c in back))
+        if until - since < ctx.options.missing_after or len(waiting) >= len(back):
+            return None
+        return text.not_returned(init.uid_hash, waiting, back, ctx, since)
+    if len(came) >= init.nranks:
+        newest = max(c.t for c in claims)
+        still = len(waiting) == len(claims)
+        if not still or until - newest < ctx.options.missing_after:
+            return None
+        return text.stuck(init.uid_hash, waiting, ctx, newest)
+    first = min(c.t for c in waiting)
+    if until - first < ctx.options.missing_after:
+        return None
+    inside = {c.process.who for c in claims}
+    job: dict[Hashable, Process] = {}
+    for p in processes:
+        if p.info is None or p.who in inside or p.ended:
+            continue
+        if p.info.run_id == ctx.run_id or context(p.source).job == ctx.job:
+            job.setdefault(p.who, p)
+    return text.missing(init.uid_hash, init.nranks, waiting, sorted(came), list(job.values()), ctx)
+
+
+def _sizes(init: Init, ctx: Context) -> list[Finding]:
+    """Ranks that passed different sizes for one unique id."""
+    sizes = init.sizes()
+    if len(sizes) < 2:
+        return []
+    named = sizes[0][1] > sizes[1][1]
+    return [text.sizes(init.uid_hash, init.claims, sizes, named, ctx)]
+
+
+def _conflicts(init: Init, ctx: Context) -> list[Finding]:
+    by_rank: dict[int, list[Claim]] = {}
     for c in init.claims:
         by_rank.setdefault(c.rank, []).append(c)
     found = []
@@ -170,52 +282,21 @@ def _conflicts(init: _Init, ctx: Context) -> list[Finding]:
                 (a, b)
                 for i, a in enumerate(claims)
                 for b in claims[i + 1 :]
-                if a.process.who != b.process.who and b.t <= _ends(a)
+                if (a.process.who, a.thread) != (b.process.who, b.thread) and b.t < a.ends
             ),
             None,
         )
         if pair is not None:
-            found.append(_conflict(init, rank, pair, ctx))
+            wrong = _wrong_one(init, rank, pair)
+            found.append(text.conflict(init.uid_hash, init.nranks, init.claims, pair, wrong, ctx))
     return found
 
 
-def _ends(c: _Claim) -> int:
-    if c.t_exit is not None:
-        return c.t_exit
-    end = c.process.end
-    return end.t if end is not None else 2**63 - 1
-
-
-def _conflict(init: _Init, rank: int, pair: tuple[_Claim, _Claim], ctx: Context) -> Finding:
-    came = sorted({c.rank for c in init.claims})
-    who = " and ".join(c.process.label() for c in pair)
-    return Finding(
-        key=("conflict", init.uid_hash, rank),
-        hang_type="comm_init_rank_conflict",
-        run_id=ctx.run_id,
-        comm_uid_hash=init.uid_hash,
-        comm_seq=None,
-        detected_at=ctx.now,
-        details={
-            "api": pair[0].api,
-            "expected_nranks": init.nranks,
-            "entered_comm_ranks": came,
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": seconds(max(0, ctx.now - pair[0].t)),
-            "reason": "rank_claimed_twice",
-            "confidence": "observed",
-            "trace_event_loss_possible": False,
-            "comm_rank": rank,
-            "claimed_by": [process_facts(c.process) for c in pair],
-            "summary": (
-                f"Two processes claim rank {rank} of communicator {init.uid_hash} at the same "
-                f"time: {who}."
-            ),
-        },
-        severity="error",
-        role="root_cause",
-        job=ctx.job,
-        since=pair[1].t,
-        culprits=tuple(c.process.who for c in pair),
-    )
+def _wrong_one(init: Init, rank: int, pair: tuple[Claim, Claim]) -> Claim | None:
+    """Which of two claims is wrong, where all others claim their rank in the job."""
+    others = [c for c in init.claims if c not in pair]
+    if not all(c.process.rank == c.rank for c in others):
+        return None
+    right = [c for c in pair if c.process.rank == rank]
+    wrong = [c for c in pair if c.process.rank != rank]
+    return wrong[0] if len(right) == len(wrong) == 1 else None

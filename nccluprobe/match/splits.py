@@ -1,118 +1,239 @@
-"""Splits that a part of the parent's members have entered."""
+"""Split, shrink and grow: collective over the parent, entered by a part of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from nccluprobe.match.absence import Context, strongest, waiting_until
-from nccluprobe.match.children import Children
+from nccluprobe.match.children import Children, Made, inside_child
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.inits import GROW, Inits
 from nccluprobe.match.process import Inside
-from nccluprobe.match.status import coverage_of, end_reason, is_silent, rank_status, ranks_text
+from nccluprobe.match.status import (
+    coverage_of,
+    end_reason,
+    is_silent,
+    process_facts,
+    rank_status,
+    ranks_text,
+)
+from nccluprobe.match.waits import Wait
 
-SPLIT = "ncclCommSplit"
+SHRINK = "ncclCommShrink"
 
 
-def judge_split(comm: Communicator, children: Children, ctx: Context) -> Finding | None:
-    """A finding when members wait in a split that other observed members have not entered.
+@dataclass
+class _Came:
+    """Who came to a child of a communicator, and who did not."""
 
-    Callers without a colour take part: they have entered like all others.
+    comm: Communicator
+    ctx: Context
+    child: int
+    call: Made
+    waiting: list[tuple[Endpoint, Inside]]
+    came: list[Endpoint]
+    absent: list[Endpoint]
+    #: Of ``absent``, so many may stay away (a shrink), nobody knows which.
+    may_stay: int = 0
+    #: Ranks of the new communicator that a grow lacks.
+    new_ranks: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """Since when the first one waits."""
+        return min(c.t for _, c in self.waiting)
+
+    @property
+    def until(self) -> int:
+        """Until when somebody is known to wait."""
+        return max(waiting_until(e, self.ctx) for e, _ in self.waiting)
+
+
+def judge_child(
+    comm: Communicator, children: Children, inits: Inits, ctx: Context
+) -> tuple[Wait | None, Finding | None]:
+    """The wait for members that did not come to a split, shrink or grow; what is wrong with it.
+
+    Callers without a colour take part in a split: they have entered like all
+    others.  Ranks that a shrink leaves out do not call it.
     """
     if comm.ambiguous:
-        return None
+        return None, None
     members = comm.members()
-    inside = [(e, c) for e in members if (c := _inside_split(e)) is not None]
+    inside = [(e, c) for e in members if (c := inside_child(e)) is not None]
     if not inside:
-        return None
+        return None, None
     child = min(c.ord or 0 for _, c in inside)
     waiting = [(e, c) for e, c in inside if c.ord == child]
-    absent = [e for e in members if not children.entered(e, child)]
-    first = min(c.t for _, c in waiting)
-    waited = max(waiting_until(e, ctx) for e, _ in waiting) - first
-    if not absent or waited < ctx.options.missing_after:
-        return None
-    watched = [
-        e
-        for e in absent
-        if e.process.ended or not is_silent(e.process, ctx.now, ctx.options.silent_after)
-    ]
-    return _finding(comm, ctx, child, absent, watched, first, waited)
-
-
-def _inside_split(e: Endpoint) -> Inside | None:
-    if e.process.ended:
-        return None
-    found = (c for c in e.process.inside.values() if c.api == SPLIT and c.comm == e.info.id)
-    return next((c for c in found if c.ord is not None), None)
-
-
-def _finding(
-    comm: Communicator,
-    ctx: Context,
-    child: int,
-    absent: list[Endpoint],
-    watched: list[Endpoint],
-    first: int,
-    waited: int,
-) -> Finding:
-    limit = ctx.options.silent_after
-    came = [e for e in comm.members() if e not in absent]
-    named = watched or absent
-    reasons: dict[int, str] = {}
-    for e in named:
-        if not watched:
-            reason = "rank_not_observed"
-        elif e.process.ended:
-            reason = end_reason(e.process)
-        elif e.process.lost_since(first):
-            reason = "probe_event_loss_possible"
-        else:
-            reason = "rank_alive_but_not_entered"
-        reasons[e.comm_rank or 0] = reason
-    blamed = any(
-        r not in ("rank_not_observed", "probe_event_loss_possible") for r in reasons.values()
+    call = children.made(waiting[0][0], child)
+    if call is None:
+        return None, None
+    came = [e for e in members if children.made(e, child) is not None]
+    x = _Came(comm, ctx, child, call, waiting, came, [e for e in members if e not in came])
+    if call.api == SHRINK:
+        _leave_out(x, call.nranks or 0)
+    elif call.api == GROW and not x.absent and call.nranks is not None:
+        here = inits.new_ranks(call.uid_hash, call.nranks, comm.key.nranks)
+        x.new_ranks = [r for r in range(comm.key.nranks, call.nranks) if r not in here]
+    if not x.absent and not x.new_ranks:
+        return None, _stuck(x)
+    due = x.until - x.first >= ctx.options.missing_after
+    finding = _finding(x) if due else None
+    wait = Wait(
+        comm=comm,
+        label=f"{call.api} {child}",
+        first=x.first,
+        entered=tuple(e for e, _ in waiting),
+        absent=tuple(x.absent),
+        finding=finding,
     )
-    ended = any(e.process.ended for e in watched)
+    return (wait if x.absent else None), finding
+
+
+def _leave_out(x: _Came, n: int) -> None:
+    """``n`` ranks are left out of a shrink: those that are gone before all others."""
+    gone = [e for e in x.absent if e.process.ended or e.end is not None]
+    n = max(0, n - len(x.comm.unobserved()))
+    left_out = gone[:n]
+    x.absent = [e for e in x.absent if e not in left_out]
+    x.may_stay = min(n - len(left_out), len(x.absent))
+    if x.may_stay == len(x.absent):
+        x.absent = []
+
+
+def _stuck(x: _Came) -> Finding | None:
+    """All have come and nobody gets out."""
+    newest = max(c.t for _, c in x.waiting)
+    if not x.comm.complete_view and x.call.api != SHRINK:
+        return None
+    if len(x.waiting) < len(x.came) or x.until - newest < x.ctx.options.missing_after:
+        return None
+    waited = x.until - newest
+    ranks = sorted(e.comm_rank or 0 for e in x.came)
+    return Finding(
+        key=("child_stuck", *x.comm.key, x.child),
+        hang_type="comm_init_stuck",
+        run_id=x.ctx.run_id,
+        comm_uid_hash=x.comm.key.hash,
+        comm_seq=None,
+        detected_at=x.ctx.now,
+        details={
+            **_details(x, waited, "all_inside"),
+            "confidence": "inferred",
+            "summary": (
+                f"All {len(ranks)} callers are inside {x.call.api} {x.child} of communicator "
+                f"{x.comm.label}, the last since {seconds(waited):.1f} s, and it does not end: "
+                f"nobody is missing."
+            ),
+        },
+        severity="error" if waited >= x.ctx.options.error_after else "notice",
+        role="root_cause",
+        job=x.ctx.job,
+        coverage=coverage_of(x.comm, x.ctx.now, x.ctx.options.silent_after),
+        since=newest,
+        waiters=tuple(e.process.who for e, _ in x.waiting),
+    )
+
+
+def _details(x: _Came, waited: int, reason: str) -> dict[str, Any]:
+    return {
+        "api": x.call.api,
+        "expected_nranks": x.comm.key.nranks,
+        "entered_comm_ranks": sorted(e.comm_rank or 0 for e in x.came),
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": reason,
+        "trace_event_loss_possible": any(e.process.lost_since(x.first) for e in x.absent),
+        "child": x.child,
+        "comm_name": x.comm.name,
+        "instance": x.comm.key.instance,
+        "first_entered_unix_ns": x.first,
+    }
+
+
+def _finding(x: _Came) -> Finding:
+    ctx, limit = x.ctx, x.ctx.options.silent_after
+    waited = x.until - x.first
+    watched = [e for e in x.absent if e.process.ended or not is_silent(e.process, ctx.now, limit)]
+    named = watched or x.absent
+    reasons = {e.comm_rank or 0: _reason(e, x.first, bool(watched)) for e in named}
+    unsure = ("rank_not_observed", "probe_event_loss_possible")
+    blamed = any(r not in unsure for r in reasons.values()) and not x.may_stay
     missing = sorted(reasons)
-    details: dict[str, Any] = {
-        "api": SPLIT,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": [e.comm_rank for e in came],
+    details = _details(x, waited, strongest(list(reasons.values())) if named else _NEW)
+    details |= {
         "missing_comm_ranks": missing,
         "missing_rank_status": [
-            rank_status(comm, e.comm_rank or 0, e, ctx.now, limit, reasons[e.comm_rank or 0])
+            rank_status(x.comm, e.comm_rank or 0, e, ctx.now, limit, reasons[e.comm_rank or 0])
             for e in named
         ],
-        "waited_s": seconds(waited),
-        "reason": strongest(list(reasons.values())),
         "confidence": "observed" if blamed else "none",
-        "trace_event_loss_possible": any(e.process.lost_since(first) for e in absent),
-        "child": child,
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
-        "first_entered_unix_ns": first,
-        "summary": (
-            f"Rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)} did not enter split "
-            f"{child} of communicator {comm.label}: {len(came)} of {comm.key.nranks} ranks came, "
-            f"the first waits for {seconds(waited):.1f} s."
-        ),
+        "summary": _summary(x, missing, waited),
     }
-    error = blamed and (ended or waited >= ctx.options.error_after)
+    if x.may_stay:
+        details["left_out"] = x.may_stay
+        details["candidates"] = [
+            {"rank": e.process.rank, **process_facts(e.process)} for e in named
+        ]
+    if x.new_ranks:
+        details |= {"missing_new_ranks": x.new_ranks, "confidence": "inferred"}
+    ended = any(e.process.ended for e in watched)
+    error = (blamed and ended) or (
+        waited >= ctx.options.error_after and (blamed or bool(x.new_ranks or x.may_stay))
+    )
     return Finding(
-        key=("split", *comm.key, child, tuple(missing)),
+        key=("child", *x.comm.key, x.child, tuple(missing), tuple(x.new_ranks[:64])),
         hang_type="comm_init_missing_enter",
         run_id=ctx.run_id,
-        comm_uid_hash=comm.key.hash,
+        comm_uid_hash=x.comm.key.hash,
         comm_seq=None,
         detected_at=ctx.now,
         details=details,
         severity="error" if error else "notice",
-        role="root_cause" if blamed else "unknown",
+        # Whose absence it is, the wait-for graph tells.
+        role="root_cause" if x.new_ranks else "unknown",
         job=ctx.job,
-        coverage=coverage_of(comm, ctx.now, limit),
-        since=first,
+        coverage=coverage_of(x.comm, ctx.now, limit),
+        since=x.first,
         culprits=tuple(e.process.who for e in named) if blamed else (),
-        waiters=tuple(e.process.who for e in came),
+        waiters=tuple(e.process.who for e, _ in x.waiting),
     )
+
+
+_NEW = "ranks_not_in_init"
+
+
+def _reason(e: Endpoint, since: int, watched: bool) -> str:
+    if not watched:
+        return "rank_not_observed"
+    if e.process.ended:
+        return end_reason(e.process)
+    if e.end is not None:
+        return "rank_ended_communicator"
+    if e.process.lost_since(since):
+        return "probe_event_loss_possible"
+    return "rank_alive_but_not_entered"
+
+
+def _summary(x: _Came, missing: list[int], waited: int) -> str:
+    what = x.call.api.removeprefix("ncclComm").lower()
+    where = f"{what} {x.child} of communicator {x.comm.label}"
+    tail = (
+        f"{len(x.came)} of {x.comm.key.nranks} ranks came, the first waits for "
+        f"{seconds(waited):.1f} s."
+    )
+    if x.new_ranks:
+        s = "s" if len(x.new_ranks) > 1 else ""
+        return f"New rank{s} {ranks_text(x.new_ranks)} did not come to {where}: {tail}"
+    if x.may_stay:
+        n = len(x.absent) - x.may_stay
+        return (
+            f"{n} of ranks {ranks_text(missing)} did not enter {where}, which leaves out "
+            f"{x.may_stay} of them: {tail}"
+        )
+    s = "s" if len(missing) > 1 else ""
+    return f"Rank{s} {ranks_text(missing)} did not enter {where}: {tail}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
+from nccluprobe.match.children import inside_child
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
@@ -27,7 +28,7 @@ def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
     if len(level) != 1 or 0 in level:
         return None
     inside = {e: t for e in members if (t := e.inside()) is not None}
-    if not inside:
+    if not inside or any(inside_child(e) for e in inside):
         return None
     waited = {e: waiting_until(e, ctx) - t for e, t in inside.items()}
     newest = max(e.last_t for e in members)

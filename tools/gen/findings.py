@@ -174,6 +174,13 @@ _ALIGNMENT_FIELDS = (
 )
 
 
+def _reserved() -> list[str]:
+    if not f.RESERVED_HANG_TYPES:
+        return []
+    kinds = list(f.RESERVED_HANG_TYPES.items())
+    return ["Reserved for later releases:", md_table(("hang_type", "meaning"), kinds)]
+
+
 def page() -> str:
     """The reference of findings."""
     o = Options()
@@ -195,8 +202,7 @@ def page() -> str:
         md_table(("field", "meaning"), _STATUS_FIELDS),
         "## Kinds",
         md_table(("hang_type", "meaning"), list(f.HANG_TYPES.items())),
-        "Reserved for later releases:",
-        md_table(("hang_type", "meaning"), list(f.RESERVED_HANG_TYPES.items())),
+        *_reserved(),
         "## Reasons",
         md_table(("reason", "meaning"), list(f.REASONS.items())),
         "## Thresholds",
