@@ -25,6 +25,9 @@ class ExitCode(IntEnum):
     FINDINGS = 10
     NOTICES = 11
     NO_TRACE = 12
+    CANARY_WRONG = 20
+    CANARY_FAILED = 21
+    CANARY_HELD = 22
     INTERRUPTED = 130
 
 
@@ -41,6 +44,9 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.FINDINGS: "analyze: at least one finding of severity error",
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
     ExitCode.NO_TRACE: "analyze: no readable trace in the folders given",
+    ExitCode.CANARY_WRONG: "canary: a rank got a wrong result",
+    ExitCode.CANARY_FAILED: "canary: NCCL, the driver, the bootstrap or a deadline failed on a rank",
+    ExitCode.CANARY_HELD: "canary --nproc: --hold ended ranks that still ran",
     ExitCode.INTERRUPTED: "ended by a second Ctrl-C, without cleaning up",
 }
 

@@ -78,7 +78,7 @@ class NcclBackend(Operations):
         self.rank, self.world = rank, world
         self.capacity, self.deadline = capacity, deadline
         self.reconnects = 0
-        self._address = address
+        self.address = address
         self._bootstrap_timeout = bootstrap_timeout
         self._comm_name = comm_name
         self._init_rank = rank if init_rank is None else init_rank
@@ -160,7 +160,7 @@ class NcclBackend(Operations):
             self._children.clear()
             self._abort_comm()
             self._drop_registrations()
-            host, port = self._address
+            host, port = self.address
             self._connect((host, port + 1))
             self.reconnects += 1
             self.health.renew()
@@ -259,6 +259,7 @@ class NcclBackend(Operations):
         self._registered: dict[int, int] = {}
         self._reconnect_lock = threading.Lock()
         self._closed = False
+        self.unique_id = b""  # of the newest initialisation; a split has none
 
     def _log_start(self) -> None:
         logger.info(
@@ -302,6 +303,7 @@ class NcclBackend(Operations):
             self.rank, self.world, self.nccl.unique_id, address, self._bootstrap_timeout
         )
         config = self.nccl.config(name=self._comm_name)
+        self.unique_id = unique
         self.comm = self.nccl.init_rank(self.world, unique, self._init_rank, config)
         self._register_receive_buffer()
 

@@ -58,6 +58,11 @@ COMMANDS: dict[str, Command] = {
         "collect",
         "Write the traces of processes under the preload library.",
     ),
+    "canary": Command(
+        "nccluprobe.cli.canary",
+        "canary",
+        "Exercise NCCL between these GPUs: check results, time them, plant faults.",
+    ),
     "build": Command(
         "nccluprobe.cli.build",
         "build",

@@ -1,0 +1,129 @@
+"""One rank of the canary: backend, work, report, exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from nccluprobe.canary.backend import NcclBackend
+from nccluprobe.canary.faults import Fault
+from nccluprobe.canary.launch import Launch
+from nccluprobe.canary.measure import Tick, cases_of, measure
+from nccluprobe.canary.plant import check_plan, tell
+from nccluprobe.canary.serve import serve
+from nccluprobe.canary.settings import Settings
+from nccluprobe.canary.steps import run_steps
+from nccluprobe.canary.table import text, wrong
+from nccluprobe.errors import ExitCode
+
+#: The communicator's name, where NCCL keeps one (from 2.27 on): for analyze --idle-ok.
+COMM_NAME = "nccluprobe-canary"
+PROCESS_NAME = b"nccl-canary"
+PARENT_VARIABLE = "NCCLUPROBE_CANARY_PARENT"
+#: A backend must have a deadline; this one is none.
+_NO_DEADLINE = 1e9
+_MIN_CAPACITY = 1 << 20
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def name_process() -> None:
+    """A name by which `attach --pid-glob` finds this process; ends with its parent."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, PROCESS_NAME, 0, 0, 0)
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if parent != str(os.getppid()):
+            os._exit(ExitCode.CANARY_FAILED)  # it ended before this line
+
+
+def run_rank(launch: Launch, settings: Settings, nccl: str | None, cuda: str | None) -> ExitCode:
+    """This rank's part; rank 0 prints the report. Errors are CanaryError."""
+    name_process()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format=f"nccluprobe: rank {launch.rank}: %(message)s",
+    )
+    faults = check_plan(settings, launch.world)
+    backend = _backend(launch, settings, faults, nccl, cuda)
+    with backend, _progress(settings, launch.rank) as tick:
+        if settings.serve:
+            found = serve(backend, settings, faults, _print_json if settings.as_json else _print)
+        elif settings.steps is not None:
+            found = run_steps(backend, settings, faults, tick)
+        else:
+            found = measure(backend, settings, tick)
+        found = _head(backend) | found
+    if launch.rank == 0:
+        _print_json(found) if settings.as_json else print(text(found), end="", flush=True)
+    return ExitCode.CANARY_WRONG if wrong(found) else ExitCode.OK
+
+
+def _backend(
+    launch: Launch,
+    settings: Settings,
+    faults: tuple[Fault, ...],
+    nccl: str | None,
+    cuda: str | None,
+) -> NcclBackend:
+    init_rank = None
+    for fault in faults:
+        if fault.kind == "wrong_rank" and fault.rank == launch.rank:
+            tell(fault, launch.world, None, "ncclCommInitRankConfig", settings)
+            init_rank = int(fault.values["as"])
+    return NcclBackend(
+        launch.rank,
+        launch.world,
+        address=launch.address,
+        device=launch.local_rank,
+        nccl=nccl,
+        cuda=cuda,
+        capacity=max(_MIN_CAPACITY, 2 * max(settings.sizes)),
+        deadline=settings.deadline or _NO_DEADLINE,
+        comm_name=COMM_NAME,
+        init_rank=init_rank,
+    )
+
+
+def _head(backend: NcclBackend) -> dict[str, Any]:
+    return {
+        "canary": 1,
+        "nccl": backend.nccl.version_text(),
+        "simulated": backend.simulated,
+        "device": backend.cuda.device_name(),
+        "world": backend.world,
+    }
+
+
+@contextlib.contextmanager
+def _progress(settings: Settings, rank: int) -> Iterator[Tick]:
+    """A bar on a terminal, of rank 0; nothing elsewhere."""
+    if rank or settings.serve or not settings.progress or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    total = settings.steps if settings.steps is not None else len(cases_of(settings))
+    with typer.progressbar(length=total, label="canary", file=sys.stderr, width=0) as bar:
+
+        def tick(what: str) -> None:
+            bar.label = what
+            bar.update(1)
+
+        yield tick
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def _print(found: dict[str, Any]) -> None:
+    print(f"request {found['request']}: {found['us']:.0f} us, {found['wrong']} wrong", flush=True)

@@ -1,0 +1,148 @@
+"""``nccluprobe canary``: exercise NCCL between these GPUs, check results, plant faults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccluprobe.errors import ExitCode, NccluprobeError
+
+DEFAULT_DEADLINE = 30.0
+#: Steps of a run with a planted fault.
+DEFAULT_STEPS = 200
+
+
+def canary(
+    ops: Annotated[str, typer.Option("--ops", help="Operations, with commas, or all.")] = "all",
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="Bytes per rank: 8, 64K, 16M, with commas.")
+    ] = "8,64K,16M",
+    dtypes: Annotated[
+        str, typer.Option("--dtypes", help="Datatypes, with commas, or all.")
+    ] = "float32",
+    redops: Annotated[str, typer.Option("--redops", help="Reductions, or all.")] = "sum",
+    iters: Annotated[int, typer.Option("--iters", min=1, help="Measured calls of each kind.")] = 20,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, max=1024, help="Start so many local ranks.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="This process's rank.")] = None,
+    world: Annotated[int | None, typer.Option("--world", help="Number of ranks.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="HOST:PORT where rank 0 listens.")
+    ] = None,
+    sim: Annotated[
+        bool, typer.Option("--sim", help="Use the stand-ins for NCCL and the driver: no GPU.")
+    ] = False,
+    nccl: Annotated[Path | None, typer.Option("--nccl", help="This copy of NCCL.")] = None,
+    cuda: Annotated[Path | None, typer.Option("--cuda", help="This CUDA driver.")] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            min=0.1,
+            help="Seconds for one operation. Default: 30; none with --inject.",
+        ),
+    ] = None,
+    hold: Annotated[
+        float | None,
+        typer.Option("--hold", min=0, help="With --nproc: end ranks after so many seconds."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Do so many steps of all operations, do not measure."),
+    ] = None,
+    pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds before each step.")] = 0.0,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="An inference group: ranks wait idle for rank 0's requests."),
+    ] = False,
+    every: Annotated[
+        float | None,
+        typer.Option("--every", min=0, help="With --serve: a request every so many seconds."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, help="With --serve: end after so many.")
+    ] = None,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option("--inject", help="Plant a fault: KIND:rank=R,at=N. May be repeated."),
+    ] = None,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="Append the truth of faults to this file.")
+    ] = None,
+) -> int:
+    """Exercise NCCL: check every result, time it, say how far apart the ranks arrive."""
+    # Imported late: numpy and the libraries are not needed to say what is wrong with an option.
+    from nccluprobe.canary.errors import CanaryError
+    from nccluprobe.canary.launch import (
+        DEFAULT_HOST,
+        DEFAULT_PORT,
+        Launch,
+        from_environment,
+        parse_address,
+    )
+    from nccluprobe.canary.libraries import simulated
+    from nccluprobe.canary.plant import check_plan
+    from nccluprobe.canary.run import run_rank
+    from nccluprobe.canary.settings import Settings, dtypes_of, ops_of, redops_of, sizes_of
+
+    if sim and nccl:
+        raise NccluprobeError("--sim and --nccl exclude each other", ExitCode.USAGE)
+    if (rank is None) != (world is None):
+        raise NccluprobeError("--rank and --world go together", ExitCode.USAGE)
+    planted = tuple(inject or ())
+    settings = Settings(
+        ops=ops_of(ops),
+        sizes=sizes_of(sizes),
+        dtypes=dtypes_of(dtypes),
+        redops=redops_of(redops),
+        iters=iters,
+        steps=steps if steps is not None or not planted else DEFAULT_STEPS,
+        pause=pause,
+        deadline=deadline if deadline is not None or planted else DEFAULT_DEADLINE,
+        serve=serve,
+        every=every,
+        requests=requests,
+        inject=planted,
+        truth=truth,
+        as_json=as_json,
+    )
+    libraries = simulated() if sim else (_text(nccl), _text(cuda))
+    try:
+        if nproc is not None and "NCCLUPROBE_CANARY_PARENT" not in os.environ:
+            check_plan(settings, nproc)
+            return _local_ranks(nproc, hold, None if planted else settings.deadline)
+        if rank is not None and world is not None:
+            where = parse_address(address) if address else (DEFAULT_HOST, DEFAULT_PORT)
+            launch: Launch | None = Launch(rank, world, None, where, "options")
+        else:
+            launch = from_environment()
+            if launch is not None and address:
+                launch = replace(launch, address=parse_address(address))
+        if launch is None:
+            raise NccluprobeError(
+                "no launcher's variables are set: start it under torchrun, srun or mpirun, or "
+                "give --nproc N, or --rank, --world and --address",
+                ExitCode.USAGE,
+            )
+        return run_rank(launch, settings, *libraries)
+    except CanaryError as error:
+        if error.code is ExitCode.INTERNAL:
+            error.code = ExitCode.CANARY_FAILED
+        raise
+
+
+def _local_ranks(nproc: int, hold: float | None, grace: float | None) -> int:
+    from nccluprobe.canary.ranks import Ranks
+
+    return Ranks(nproc, sys.argv[1:]).run(hold, grace)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
