@@ -19,12 +19,25 @@ import lives.phases
 import lives.pipes  # noqa: F401  (these register their lives)
 from lives.kit import LIVES, Life, blamed, follow, told
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.options import SECOND
 
 #: Lives that are not judged right yet -> the rule that is missing.
 NOT_YET_NORMAL: dict[str, str] = {}
 NOT_YET_HUNG: dict[str, str] = {}
 #: Without the state of the hosts.
 NOT_YET_BLIND: dict[str, str] = {}
+#: When all ranks were killed before anybody looked.
+NOT_YET_KILLED: dict[str, str] = {
+    "slow_to_init": "an init is judged at the end of those that waited in it",
+    "pair_communicator_made_lazily": "an init is judged at the end of those that waited in it",
+    "two_threads_in_different_order": "calls that their ends cut off were inside until then",
+    "head_to_head_sends": "calls that their ends cut off were inside until then",
+    "two_rank_all_reduce_as_send_and_receive": "a peer killed with its waiters was alive till then",
+    "small_sends_that_are_received_late": "a peer killed with its waiters was alive till then",
+    "pipeline_1f1b": "a peer killed with its waiters was alive till then",
+    "pipeline_interleaved": "a peer killed with its waiters was alive till then",
+    "uneven_all_to_all": "a peer killed with its waiters was alive till then",
+}
 
 
 def marked(not_yet: dict[str, str]) -> list[Any]:
@@ -106,6 +119,20 @@ def test_without_host_state_something_is_found_and_nobody_innocent_blamed(name: 
     ]
     assert found
     assert blamed(found) <= set(life.blamed), told(found)
+
+
+@pytest.mark.parametrize("name", marked(NOT_YET_KILLED))
+def test_the_hung_twin_is_found_after_somebody_killed_it(name: str) -> None:
+    life = LIVES[name]
+    job = copy.deepcopy(job_of(name, True))
+    for i, p in enumerate(job.procs):
+        last = max(when for when, _, _ in p.lines)
+        if p.lines[-1][2]["kind"] != "process_end":
+            at = (last - p.host.mono) / SECOND + 0.5 + 0.3 * i
+            p.end(at, how="signaled", signal=15)
+    found = afterwards(life, job)
+    assert blamed(found) == set(life.blamed), told(found)
+    assert any(f.hang_type in life.hang_type and f.severity == "error" for f in found), told(found)
 
 
 @pytest.mark.parametrize("name", list(LIVES))
