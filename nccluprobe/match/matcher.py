@@ -68,7 +68,11 @@ class Matcher(State):
         current += self.errors.findings(self._context_of)
         current += self.inits.findings(self._context_of, self.processes.values())
         current += self.mismatches.findings()
-        current += self.orders.findings(self.comms.values(), self._context, self.options.lint)
+        disputed = {fault.comm.key for fault in self.mismatches.faults}
+        disputed |= {c.key for c in self.comms.values() if c.disagreement is not None}
+        current += self.orders.findings(
+            self.comms.values(), self._context, self.options.lint, disputed
+        )
         current += completion.judge(self.comms.values(), self._context)
         waits += completion.pending_waits(self.comms.values(), waits, current)
         waits += self.p2p.judge(self.comms, self._context, final=now is None)

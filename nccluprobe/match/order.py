@@ -9,7 +9,7 @@ lint).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
-from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.process import Actor
@@ -88,6 +88,8 @@ def compare(x: Communicator, y: Communicator) -> Inversion | None:
     for slot in sorted(common):
         values = {o.before[slot] for o in shared}
         if len(values) > 1:
+            if any(o.y.entered <= min(values) for o in shared):
+                return None  # who has not come to it at all is absent, not in another order
             sides: dict[int, list[_Orders]] = {}
             for o in shared:
                 sides.setdefault(o.before[slot], []).append(o)
@@ -111,12 +113,17 @@ class Orders:
         comms: Iterable[Communicator],
         context: Callable[[Communicator], Context],
         lint: bool,
+        disputed: Collection[CommKey] = (),
     ) -> list[Finding]:
-        """One finding per pair of communicators; without ``lint`` only where all is silent."""
+        """One finding per pair of communicators; without ``lint`` only where all is silent.
+
+        ``disputed``: communicators whose members differ in their calls, so that
+        the numbers of these say nothing of an order.
+        """
         still: list[Communicator] = []
         of_actor: dict[Actor, list[Communicator]] = {}
         for comm in comms:
-            if comm.ambiguous or len(comm.endpoints) < 2:
+            if comm.ambiguous or len(comm.endpoints) < 2 or comm.key in disputed:
                 continue
             ctx = context(comm)
             if comm.over and not lint:
