@@ -7,8 +7,9 @@ import random
 from dataclasses import dataclass
 
 from model.emit import JobTrace, emit
+from model.device import Comm, Endpoint
 from model.engine import Engine
-from model.faults import FAULTS, Breaker, NoPlace, Truth
+from model.faults import ABSENT, FAULTS, Breaker, NoPlace, Truth
 from model.loss import lose
 from model.ops import Host, Program
 from model.program import generate
@@ -75,7 +76,7 @@ def broken(seed: int, kind: str, tries: int = 40) -> Case:
     comms = {e.comm for p in engine.procs for e in p.known.values()}
     slots = sorted((c.hash, n, c.nranks) for c in comms for n in c.slots)
     rng = random.Random(f"fault {seed} {kind}")
-    for _ in range(tries):
+    for attempt in range(tries):
         changed = copy.copy(program)
         changed.code = [[list(t) for t in threads] for threads in program.code]
         changed.device_hangs, changed.never_started = set(), set()
@@ -89,6 +90,11 @@ def broken(seed: int, kind: str, tries: int = 40) -> Case:
         waiting = [r for r in waiting if r not in changed.never_started]
         if truth.blocks and not waiting:
             continue
+        if kind == "device_hang" and attempt < tries // 2 and not visible(run):
+            continue
+        if kind == "device_hang" and len(idle := _idle(run)) == 1:
+            truth.also.append(frozenset(idle))
+            truth.types |= ABSENT
         horizon = end + (HANG_S if any(not p.finished for p in run.procs) else 5.0)
         return Case(seed, run, horizon, truth, truth.shown or visible(run), slow_ranks(program))
     raise NoPlace
@@ -100,20 +106,39 @@ def visible(engine: Engine) -> bool:
     A call that does not return; a collective that some members made and
     others did not; a send without a receive.
     """
-    if any(r.end is None for p in engine.procs for r in p.records):
-        return True
-    comms = {e.comm for p in engine.procs for e in p.known.values()}
-    for comm in comms:
-        ends = [p.known[n] for p in engine.procs for n, e in p.known.items() if e.comm is comm]
-        if len({e.ords for e in ends}) > 1 or len(ends) < comm.nranks:
-            return True
-        messages: dict[tuple[int, int], int] = {}
-        for e in ends:
+    return any(r.end is None for p in engine.procs for r in p.records) or bool(_waiting(engine))
+
+
+def _waiting(engine: Engine) -> set[int]:
+    """Ranks that made a call which a partner did not make, by counting alone."""
+    found: set[int] = set()
+    ends: dict[Comm, list[tuple[int, Endpoint]]] = {}
+    for p in engine.procs:
+        for e in p.known.values():
+            ends.setdefault(e.comm, []).append((p.rank, e))
+    for comm, mine in ends.items():
+        fewest = min(e.ords for _, e in mine) if len(mine) == comm.nranks else 0
+        found |= {r for r, e in mine if e.ords > fewest}
+        made = {(e.rank, *key): n for _, e in mine for key, n in e.peer_ords.items()}
+        for r, e in mine:
             for (api, peer), n in e.peer_ords.items():
-                if peer is None:
-                    continue
-                pair = (e.rank, peer) if api == "ncclSend" else (peer, e.rank)
-                messages[pair] = messages.get(pair, 0) + (n if api == "ncclSend" else -n)
-        if any(messages.values()):
-            return True
-    return False
+                other = "ncclRecv" if api == "ncclSend" else "ncclSend"
+                if made.get((peer, other, e.rank), 0) < n:
+                    found.add(r)
+    return found
+
+
+def _idle(engine: Engine) -> list[int]:
+    """Ranks outside NCCL all of whose calls have all their partners.
+
+    A single one looks the same whether its work hangs on the device or it went away.
+    """
+    waiting = _waiting(engine)
+    return [
+        p.rank
+        for p in engine.procs
+        if p.ended is None
+        and p.rank not in waiting
+        and p.threads
+        and all(t.inside is None for t in p.threads)
+    ]

@@ -30,6 +30,8 @@ ABSENT = frozenset({"collective_missing_enter", "p2p_unmatched", "comm_init_miss
                     "comm_ended_under_waiters"})  # fmt: skip
 DIFFERS = frozenset({"collective_mismatch"})
 SHIFTED = frozenset({"skipped_or_extra_call"})
+#: A call left out, or made in the wrong order, can look alike.
+ORDER = frozenset({"cross_comm_order_inversion"})
 MESSAGES = frozenset({"p2p_unmatched", "p2p_mismatch", "p2p_order_inversion"})
 
 
@@ -154,7 +156,7 @@ def _stopped(b: Breaker) -> Truth:
 def _skipped(b: Breaker) -> Truth:
     place, _, members = b.collective()
     b.put(place)
-    types = ABSENT | DIFFERS | SHIFTED
+    types = ABSENT | DIFFERS | SHIFTED | ORDER
     return Truth("skipped", types, frozenset({place[0]}), unnamed=len(members) == 2)
 
 
@@ -165,7 +167,7 @@ def _extra(b: Breaker) -> Truth:
     else:
         more = replace(op, count=b.rng.choice([3, 11, 5000]))
     b.put(place, Call(more), Call(op))
-    types = ABSENT | DIFFERS | SHIFTED
+    types = ABSENT | DIFFERS | SHIFTED | ORDER
     return Truth("extra", types, frozenset({place[0]}), unnamed=len(members) == 2)
 
 
@@ -175,9 +177,16 @@ def _differs(b: Breaker, kind: str, change: Callable[[Op, int], Op]) -> Truth:
     if other.signature == op.signature:
         raise NoPlace
     b.put(place, Call(other))
-    culprits = frozenset({place[0]}) if len(members) > 2 else frozenset()
     types = DIFFERS | SHIFTED if kind == "api" else DIFFERS
-    return Truth(kind, types, culprits, blocks=False, shown=True, note=f"{op} -> {other}")
+    return Truth(
+        kind,
+        types,
+        frozenset({place[0]}),
+        unnamed=len(members) == 2,
+        blocks=False,
+        shown=True,
+        note=f"{op} -> {other}",
+    )
 
 
 def _count(b: Breaker) -> Truth:
@@ -233,15 +242,14 @@ def _swapped(b: Breaker) -> Truth:
                     continue
                 both = set(b.members[r, x.op.comm]) & set(b.members[r, y.op.comm])
                 if len(both) >= 2:
-                    found.append((r, t, i, len(both)))
+                    found.append((r, t, i))
     if not found:
         raise NoPlace
-    r, t, i, both_n = b.rng.choice(found)
+    r, t, i = b.rng.choice(found)
     code = b.program.code[r][t]
     code[i], code[i + 1] = code[i + 1], code[i]
-    culprits = frozenset({r}) if both_n > 2 else frozenset()
-    types = frozenset({"cross_comm_order_inversion"})
-    return Truth("swapped", types, culprits, unnamed=True)
+    types = ORDER | frozenset({"collective_missing_enter"})
+    return Truth("swapped", types, frozenset({r}), unnamed=True)
 
 
 def _message(b: Breaker, api: str) -> tuple[Place, int, Op]:
@@ -291,7 +299,14 @@ def _size(b: Breaker) -> Truth:
         b.put(place, Group((*what.ops[:k], other, *what.ops[k + 1 :])))
     else:
         b.put(place, Call(other))
-    return Truth("p2p_size", frozenset({"p2p_mismatch"}), frozenset(), blocks=False, shown=True)
+    return Truth(
+        "p2p_size",
+        frozenset({"p2p_mismatch"}),
+        frozenset({place[0]}),
+        unnamed=True,
+        blocks=False,
+        shown=True,
+    )
 
 
 def _inverted(b: Breaker) -> Truth:
@@ -310,7 +325,7 @@ def _inverted(b: Breaker) -> Truth:
     r, t, i = b.rng.choice(found)
     code = b.program.code[r][t]
     code[i], code[i + 1] = code[i + 1], code[i]
-    return Truth("inverted", frozenset({"p2p_order_inversion"}), frozenset())
+    return Truth("inverted", frozenset({"p2p_order_inversion"}), frozenset({r}), unnamed=True)
 
 
 def _split_subset(b: Breaker) -> Truth:

@@ -60,12 +60,13 @@ def causes(case: Case, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     the finding is over when the rank has come.
     """
     late = case.truth is not None and case.truth.kind == "late"
+    slow = case.slow - (case.truth.culprits if case.truth is not None else frozenset())
     return [
         f
         for f in found
         if f["role"] == "root_cause"
         and (late or f["state"] == "open")
-        and not (f["hang_type"] == DELAY and {c["rank"] for c in f["culprits"]} <= case.slow)
+        and not (f["hang_type"] == DELAY and {c["rank"] for c in f["culprits"]} <= slow)
     ]
 
 
