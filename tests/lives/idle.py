@@ -44,7 +44,7 @@ def idle_declared(hung: bool) -> Job:
     else:
         t = _request(comms, t + 500)
         all_make(comms[1:], BC, t, root=0)
-    end = t + (HANGS if hung else 400)
+    end = t + (102 + HANGS if hung else 400)
     watch(job.procs[0], end, (0.0, RUNS), (t, SERVES))
     watch_all(job.procs[1:3], end, (0.0, RUNS))
     watch(job.procs[3], end, (0.0, RUNS), (t + 102, READS if hung else RUNS))
@@ -99,7 +99,7 @@ def idle_learned_then_a_follower_is_gone(hung: bool) -> Job:
         _lacks_a_follower(comms, t + 100, 2)
     else:
         _request(comms, t + 400)
-    end = t + (HANGS if hung else 430)
+    end = t + (102 + HANGS if hung else 430)
     watch(job.procs[0], end, (0.0, RUNS), (1.3, SERVES))
     watch_all([job.procs[1], job.procs[3]], end, (0.0, RUNS))
     watch(job.procs[2], end, (0.0, RUNS), (t + 101, READS if hung else RUNS))

@@ -19,8 +19,9 @@ from nccluprobe.match.options import SECOND, Options
 
 #: A declared phase: limits that are relaxed while it lasts.
 PHASE: dict[str, Any] = {"missing_after": 400.0, "late_after": 400.0, "error_after": 600.0}
-#: Seconds that a hung twin hangs: past any of the limits.
-HANGS = 620.0
+#: Seconds that a hung twin hangs: past the default limits, and past those of a phase.
+HANGS = 320.0
+HANGS_IN_PHASE = 620.0
 _SCAN = 4.0
 
 Build = Callable[[bool], Job]

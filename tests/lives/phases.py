@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases.kit import AR, READS, RUNS, WRITES, State, make, rounds, watch
 from support.tracegen import Job
 
-from lives.kit import HANGS, PHASE, life
+from lives.kit import HANGS_IN_PHASE, PHASE, life
 
 MISSING = "collective_missing_enter"
 
@@ -20,7 +20,7 @@ def _late(hung: bool, who: int, takes: float, state: State, api: str = AR) -> Jo
             make(c, api, t)
         elif not hung:
             make(c, api, t + takes)
-    end = t + HANGS
+    end = t + HANGS_IN_PHASE
     if not hung:
         end = rounds(comms, 40, t + takes + 0.5, step=1.0)
     for p in job.procs:
@@ -55,7 +55,7 @@ def first_collective_waits_inside(hung: bool) -> Job:
                 c.proc.call(c, AR, t, dur=takes)
         elif not hung:
             make(c, AR, t + takes - 0.5, dur=0.5)
-    end = t + HANGS if hung else rounds(comms, 40, t + takes + 0.5, step=1.0)
+    end = t + HANGS_IN_PHASE if hung else rounds(comms, 40, t + takes + 0.5, step=1.0)
     for p in job.procs:
         watch(p, end, (0.0, RUNS), *([(t + 1, READS)] if p.rank == 1 and hung else []))
     return job
@@ -72,7 +72,7 @@ def compile_of_a_new_shape(hung: bool) -> Job:
     for c, took in zip(comms, takes, strict=True):
         if not hung or took != takes[-1]:
             make(c, AR, t + took)
-    end = t + 40 + HANGS
+    end = t + 40 + HANGS_IN_PHASE
     if not hung:
         end = rounds(comms, 40, t + takes[-1] + 0.5, step=1.0)
     for p in job.procs:
