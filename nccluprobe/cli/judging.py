@@ -1,0 +1,125 @@
+"""One analysis from files to findings: a reader and a matcher, driven by a clock."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from nccluprobe.cli.summary import summary_of
+from nccluprobe.errors import ExitCode
+from nccluprobe.importers.files import Found
+from nccluprobe.importers.run import Imported, import_files
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.options import Options
+from nccluprobe.match.pipeline import Analysis
+from nccluprobe.report.text import report, single
+from nccluprobe.report.writer import FindingWriter, finding_line
+from nccluprobe.trace.reader import TraceReader
+
+SCAN_S = 1.0
+_STEP_S = 0.25
+_PASSES = 4
+
+
+class Session:
+    """Reader and matcher, driven by a clock."""
+
+    def __init__(self, found: Found, options: Options, run_id: str | None, as_json: bool) -> None:
+        self.reader = TraceReader(found.traces, run_id)
+        self.found = found
+        self.imported: Imported | None = None
+        self.analysis = Analysis(options)
+        self.as_json = as_json
+        self._live = False
+
+    def read(self) -> bool:
+        """Everything there is to read now; whether there was anything."""
+        self.reader.discover()
+        self.analysis.open(self.reader.names())
+        something = False
+        for c in self.reader.poll():
+            through = self.analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+            self.reader.at_time(c.source, through)
+            something = something or bool(c.lines)
+        return something
+
+    def load(self) -> None:
+        """Read all that there is."""
+        self.reader.discover(force=True)
+        # Files may still grow: read on until all ends are of about the same time,
+        # so that no trace is taken for silent because it was read first.
+        for _ in range(_PASSES):
+            began = time.monotonic()
+            self.read()
+            if time.monotonic() - began < SCAN_S:
+                break
+        self._import()
+
+    def afterwards(self, writer: FindingWriter) -> None:
+        """Read all, judge at the end of the traces."""
+        self.load()
+        self._emit(self.analysis.scan(None), writer)
+
+    def _import(self) -> None:
+        """Read what is no trace, once."""
+        if self.found.any or self.found.problems:
+            self.imported = import_files(self.found, self.analysis)
+
+    def follow(
+        self, writer: FindingWriter, duration: float | None, until_quiet: float | None
+    ) -> None:
+        """Read and judge until told to stop."""
+        self._live = True
+        began = heard = time.monotonic()
+        next_scan = began
+        self.read()
+        self._import()
+        # Also where a shell started it in the background, with SIGINT ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        try:
+            while True:
+                now = time.monotonic()
+                if self.read():
+                    heard = now
+                if now >= next_scan:
+                    next_scan = now + SCAN_S
+                    self._emit(self.analysis.scan(time.time_ns()), writer)
+                if duration is not None and now - began >= duration:
+                    break
+                if until_quiet is not None and now - heard >= until_quiet:
+                    break
+                time.sleep(_STEP_S)
+        except KeyboardInterrupt:
+            pass
+        self._emit(self.analysis.scan(time.time_ns()), writer)
+
+    def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
+        writer.write(findings)
+        if self._live and not self.as_json:
+            for f in findings:
+                sys.stdout.write(time.strftime("%H:%M:%S  ") + single(f, sys.stdout.isatty()))
+            sys.stdout.flush()
+        if self.as_json and findings:
+            sys.stdout.write(b"".join(finding_line(f) for f in findings).decode())
+            sys.stdout.flush()
+
+    def finish(self) -> None:
+        """The report."""
+        if self.as_json:
+            return
+        text = report(
+            self.analysis.matcher.book.all(),
+            summary_of(self.analysis, self.reader, self.imported),
+            sys.stdout.isatty(),
+        )
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def exit_code(self) -> ExitCode:
+        """What a script wants to know."""
+        found = self.analysis.matcher.book.all()
+        if any(f.severity == "error" and f.state == "open" for f in found):
+            return ExitCode.FINDINGS
+        return ExitCode.NOTICES if found else ExitCode.OK

@@ -1,0 +1,55 @@
+"""What an analysis has read, for the end of its report."""
+
+from __future__ import annotations
+
+from nccluprobe.importers.run import Imported
+from nccluprobe.match.pipeline import Analysis
+from nccluprobe.match.process import Who
+from nccluprobe.match.status import is_silent
+from nccluprobe.report.text import Summary
+from nccluprobe.trace.reader import TraceReader
+
+
+def summary_of(analysis: Analysis, reader: TraceReader, imported: Imported | None) -> Summary:
+    """What was read and seen, for the coverage part of the report."""
+    matcher, counts = analysis.matcher, analysis.decoder.counts
+    processes = [p for p in matcher.processes.values() if not p.snapshot]
+    limit = matcher.options.silent_after
+    notes = [] if imported is None else imported.all_notes()
+    if torn := reader.torn_lines():
+        notes.append(f"{torn} torn last lines (writers that died, or are still writing)")
+    files = reader.counts
+    if files.unreadable_files or files.vanished_files:
+        n = files.unreadable_files + files.vanished_files
+        notes.append(f"{n} files could not be read to their end: {files.examples[0]}")
+    if files.oversize_lines:
+        notes.append(f"{files.oversize_lines} lines were too long")
+    if counts.bad_lines:
+        notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
+    if counts.unknown_kinds:
+        notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
+    for why, n in sorted(matcher.not_judged().items()):
+        notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
+    if looks := len(matcher.standing.looks):
+        notes.append(f"{looks} processes were looked at by inspect")
+    if matcher.orphans:
+        notes.append(f"{matcher.orphans} calls on communicators without a line")
+    if counts.blind_calls:
+        notes.append(f"{counts.blind_calls} calls without identity")
+    now_silent: dict[Who, str] = {}
+    for p in processes:
+        if is_silent(p, matcher.now_of(p.source), limit):
+            now_silent[p.who] = p.label()
+    # Several tracers may have seen one process: it is observed while one of them goes on.
+    for p in processes:
+        if not is_silent(p, matcher.now_of(p.source), limit):
+            now_silent.pop(p.who, None)
+    return Summary(
+        jobs=len(matcher.jobs.labels()),
+        processes=len({p.who for p in processes}),
+        calls=counts.calls,
+        communicators=matcher.comms_seen,
+        lost=sum(p.lost for p in processes),
+        silent=list(now_silent.values()),
+        notes=notes,
+    )
