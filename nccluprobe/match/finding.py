@@ -46,6 +46,8 @@ REASONS: dict[str, str] = {
     "call_skipped": "it left out a call that the others made",
     "call_extra": "it made a call that the others did not make",
     "partner_gone_past": "it has gone past the send or receive, to later calls",
+    "wrong_peer": "its send or receive has another peer than the one that waits for it",
+    "wrong_communicator": "two ranks use different communicators for one send and receive",
     "rank_late": "it came later than all others",
     "call_returned_error": "the function returned an error",
     "ranks_not_in_init": "fewer ranks came than the communicator has",

@@ -214,6 +214,8 @@ def _minority(waits: Iterable[Wait]) -> tuple[Actor, ...]:
     sides = sorted(waits, key=lambda w: len(w.entered))
     if len(sides) != 2 or len(sides[0].entered) == len(sides[1].entered):
         return ()
+    if any(w.seq is None for w in sides):
+        return ()  # a send or receive has two sides, whatever the rest does
     few, many = ({e.actor for e in w.entered} for w in sides)
     return () if few & many else tuple(sorted(few, key=repr))
 

@@ -12,6 +12,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
 from nccluprobe.match.p2p_faults import Faults
 from nccluprobe.match.p2p_judge import Judge
+from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
@@ -138,6 +139,7 @@ class P2P:
             ctx = context(comm)
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
+        judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
             if comm is None or comm.ambiguous:
@@ -145,8 +147,10 @@ class P2P:
             ctx = context(comm)
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
-            judge = Judge(comm, ctx, still, self.pairs, self.sides, self.faults.of_channel)
-            judge.run()
+            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, self.faults.of_channel))
+        explained = misplaced(judges)
+        for judge in judges:
+            judge.run(explained)
             waits += judge.waits
             current += judge.findings
             current += [w.finding for w in judge.waits if w.finding is not None]

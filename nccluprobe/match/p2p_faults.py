@@ -13,7 +13,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p_habit import odd_one, usual
-from nccluprobe.match.p2p_judge import extra_by_count, orderly
+from nccluprobe.match.p2p_judge import odd_of, orderly
 from nccluprobe.match.p2p_pair import At, Channel, Pair, Pairs
 from nccluprobe.match.p2p_queue import ORD, PEER, SEND, SIG, Queue, Side
 
@@ -112,15 +112,17 @@ class Faults:
         if not pair.extra:
             return make.differing(comm, pair, ctx, odd.endpoint if odd else None, loss)
         has, lacks = (src, dst) if pair.extra[0].send else (dst, src)
-        culprit = odd if odd is not None else lacks
+        culprit = None if odd is None else odd.endpoint
+        if culprit is None:
+            lane = (bool(pair.extra[0].send), pair.extra[0].peer)
+            culprit = odd_of(comm, self.sides, self.pairs, has, lacks.endpoint, lane)
         return make.left_over(
             comm,
             ctx,
             has.endpoint,
             lacks.endpoint,
             pair.extra,
-            culprit.endpoint,
-            sure=odd is not None,
+            culprit,
             loss=loss,
             shifted=True,
             provisional=pair.provisional,
@@ -193,24 +195,12 @@ class Faults:
         assert first is not None
         if not first.send and stop - first.t >= ctx.options.missing_after:
             return False
-        lacks = sides[1 - at]
-        loss = any(e.process.lost for e in ends) or any(s is not None and s.lost for s in sides)
-        odd = odd_one(has, lacks, self.pairs.wires.size)
-        extra = odd is has
-        if odd is None:
-            extra = extra_by_count(comm, self.sides, has, lanes[at])
-        ops = tuple(op for i in range(min(queue.n, 8)) if (op := queue.at(queue.first + i)))
         other = ends[1 - at]
+        loss = any(e.process.lost for e in ends) or any(s is not None and s.lost for s in sides)
+        ops = tuple(op for i in range(min(queue.n, 8)) if (op := queue.at(queue.first + i)))
+        culprit = odd_of(comm, self.sides, self.pairs, has, other, lanes[at])
         f = make.left_over(
-            comm,
-            ctx,
-            has.endpoint,
-            other,
-            ops,
-            has.endpoint if extra else other,
-            sure=odd is not None,
-            loss=loss,
-            position=queue.first,
+            comm, ctx, has.endpoint, other, ops, culprit, loss=loss, position=queue.first
         )
         self._note(channel, f)
         queue.give_up()

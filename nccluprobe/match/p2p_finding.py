@@ -11,7 +11,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.p2p_pair import Pair, size_of
 from nccluprobe.match.p2p_queue import Op
-from nccluprobe.match.p2p_units import Unit
+from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
 
@@ -106,7 +106,7 @@ def differing(
         loss,
         api="ncclSend",
         entered_comm_ranks=[c.src, c.dst],
-        reason="arguments_differ",
+        reason="calls_swapped" if pair.swapped else "arguments_differ",
         confidence="reduced" if loss else "observed",
         provisional=pair.provisional,
         differs_in=["datatype"] if same_bytes else ["bytes"],
@@ -125,6 +125,8 @@ def differing(
         if 0 in sizes:
             details["explanation"] = "one side passed count 0"
         text += f": {sizes[0]} bytes sent, {sizes[1]} awaited"
+        if pair.swapped:
+            text += ", and the other way round in the next pair: the order differs"
         text += (
             "; neither side is the odd one."
             if odd is None
@@ -150,9 +152,8 @@ def left_over(
     has: Endpoint,
     lacks: Endpoint,
     ops: tuple[Op, ...],
-    culprit: Endpoint,
+    culprit: Endpoint | None,
     *,
-    sure: bool,
     loss: bool,
     shifted: bool = False,
     provisional: bool = False,
@@ -172,7 +173,7 @@ def left_over(
         entered_comm_ranks=[has.comm_rank],
         missing_comm_ranks=[lacks.comm_rank],
         reason="call_extra" if extra else "call_skipped",
-        confidence="reduced" if loss else "observed" if sure else "inferred",
+        confidence="reduced" if loss else "inferred" if culprit is None else "observed",
         provisional=provisional,
         unmatched=[_op(o, has.comm_rank or 0, table) for o in ops[:8]],
         position=position,
@@ -186,6 +187,11 @@ def left_over(
         text += f": rank {lacks.comm_rank} has no {other} for it"
     else:
         text = f"Rank {lacks.comm_rank} left out a {other}: rank {has.comm_rank} called {calls}"
+        if culprit is None:
+            text = (
+                f"Rank {has.comm_rank} called {calls} and rank {lacks.comm_rank} has no {other} "
+                "for it: one made a call too many, or the other one too few"
+            )
     after = "what follows on both sides is shifted by it" if shifted else "both have ended"
     details["summary"] = f"{text}, #{position} of communicator {comm.label}; {after}."
     return _made(
@@ -196,8 +202,54 @@ def left_over(
         details,
         error=shifted and not (provisional or loss),
         role="unknown" if provisional else "root_cause",
-        culprits=() if provisional else (culprit,),
-        waiters=(),
+        culprits=() if provisional or culprit is None else (culprit,),
+        waiters=(has, lacks) if shifted and not provisional else (),
+    )
+
+
+def misplaced(
+    comm: Communicator,
+    ctx: Context,
+    unit: Unit,
+    o: Open,
+    wanted: tuple[Communicator, Unit, Open],
+    culprit: Endpoint | None,
+    loss: bool,
+) -> Finding:
+    """An operation with the wrong peer or on the wrong communicator."""
+    there, waiting, other = wanted
+    same = o.peer is not None and o.peer.process.who == waiting.endpoint.process.who
+    rank, peer = unit.endpoint.comm_rank, waiting.endpoint.comm_rank
+    details = _base(
+        comm,
+        ctx,
+        min(unit.t, waiting.t),
+        ctx.now,
+        loss,
+        api=_WORD[bool(o.op.send)][0],
+        entered_comm_ranks=[rank],
+        missing_comm_ranks=[o.op.peer],
+        reason="wrong_communicator" if same else "wrong_peer",
+        confidence="reduced" if loss else "inferred",
+        unmatched=[_op(o.op, rank or 0, ctx.table), _op(other.op, peer or 0, ctx.table)],
+        awaited_on_comm=there.key.hash,
+    )
+    details["summary"] = (
+        f"Rank {rank} called {_call(o.op, ctx.table)} on communicator {comm.label}, which nobody "
+        f"answers, and rank {peer} waits in {_call(other.op, ctx.table)}"
+        + (f" on communicator {there.label}: " if there is not comm else ": ")
+        + ("the two used different communicators." if same else "the call has the wrong peer.")
+    )
+    return _made(
+        comm,
+        ctx,
+        "p2p_unmatched",
+        (rank, o.op.send, o.op.peer, o.position, "misplaced"),
+        details,
+        error=not loss,
+        role="root_cause",
+        culprits=() if culprit is None else (culprit,),
+        waiters=(unit.endpoint, waiting.endpoint),
     )
 
 

@@ -61,11 +61,11 @@ class Judge:
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
-    def run(self) -> None:
-        """Fill ``waits`` and ``findings``."""
-        inverted = self._inversions()
+    def run(self, explained: Mapping[int, Finding]) -> None:
+        """Fill ``waits`` and ``findings``; ``explained``: id of a unit -> why it waits."""
+        known = {**self._inversions(explained), **explained}
         for unit in self.units:
-            self._judge(unit, inverted.get(id(unit)))
+            self._judge(unit, known.get(id(unit)))
 
     def side(self, e: Endpoint) -> Side | None:
         """Sends and receives of an endpoint."""
@@ -73,12 +73,14 @@ class Judge:
 
     # -- two that wait for each other ----------------------------------------
 
-    def _inversions(self) -> dict[int, Finding]:
+    def _inversions(self, explained: Mapping[int, Finding]) -> dict[int, Finding]:
         found: dict[int, Finding] = {}
         for u in self.units:
             for peer in {id(o.peer): o.peer for o in u.ops if o.peer is not None}.values():
                 for v in self._of.get(id(peer), ()):
-                    if u is v or id(v) in found or id(u) in found or not v.needs(u.endpoint):
+                    if u is v or not v.needs(u.endpoint):
+                        continue
+                    if any(id(x) in k for x in (u, v) for k in (found, explained)):
                         continue
                     f = self._inversion(u, v)
                     if f is not None:
@@ -95,7 +97,7 @@ class Judge:
             return None
         if self._left_out(u, v) or self._left_out(v, u):
             return None
-        loss = any(self._loss(e) for e in ends)
+        loss = any(self.loss(e) for e in ends)
         odd = odd_one(u.side, v.side, self.pairs.wires.size, (u.idx, v.idx)) or odd_one(
             u.side, v.side, self.pairs.wires.size
         )
@@ -108,7 +110,7 @@ class Judge:
         elif odd is None or any(host_of(e) is Host.AWAY for e in ends):
             return None
         else:
-            since = max(self._last(e) for e in ends)
+            since = max(self.last(e) for e in ends)
             limit = ctx.options.missing_after
         if min(waiting_until(e, ctx) for e in ends) - since < limit:
             return None
@@ -164,7 +166,7 @@ class Judge:
             return until - unit.hard >= limit
         if all(self._buffered(unit, o) for o in unit.ops):
             return False
-        return until - self._last(unit.endpoint) >= limit
+        return until - self.last(unit.endpoint) >= limit
 
     def _buffered(self, unit: Unit, o: Open) -> bool:
         """Whether all that is sent so far and not received fits into a buffer."""
@@ -172,11 +174,12 @@ class Judge:
         sizes = self.pairs.wires.size(rows[:, SIG])
         return len(rows) <= _STEPS and bool((sizes >= 0).all()) and int(sizes.sum()) <= _BUFFER
 
-    def _last(self, e: Endpoint) -> int:
+    def last(self, e: Endpoint) -> int:
         """Newest entry of a call of its process."""
         return max(e.process.last_activity, e.last_t)
 
-    def _loss(self, e: Endpoint) -> bool:
+    def loss(self, e: Endpoint) -> bool:
+        """Whether operations of an endpoint may be among lost events."""
         side = self.side(e)
         last = max(e.last_t, side.last_t if side else 0)
         return bool(e.process.lost_since(last)) or bool(side and (side.lost or side.hole))
@@ -210,7 +213,7 @@ class Judge:
         quiet = min(until, p.through) - since
         if not counted:
             return _Peer(e, "rank_not_observed", quiet, silent=True)
-        if self._loss(e):
+        if self.loss(e):
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
         if self._gone_past(unit, e, until):
             return _Peer(e, "partner_gone_past", quiet, gone=True)
@@ -235,13 +238,13 @@ class Judge:
             return False
         if e.entered <= own.entered:
             return False
-        return e.inside() is not None or until - self._last(e) >= self.ctx.options.missing_after
+        return e.inside() is not None or until - self.last(e) >= self.ctx.options.missing_after
 
     def _due(self, unit: Unit, peers: list[_Peer], until: int) -> Finding | None:
         opt = self.ctx.options
         watched = [p for p in peers if not p.silent]
         if not watched:
-            stopped = until - max(unit.t, self._last(unit.endpoint))
+            stopped = until - max(unit.t, self.last(unit.endpoint))
             if max(stopped, 0 if unit.hard is None else until - unit.hard) < opt.missing_after:
                 return None
             return self._finding(unit, peers, until, error=False, loss=False)
@@ -249,7 +252,7 @@ class Judge:
         asserted = all(p.quiet >= opt.missing_after for p in watched if not p.proof)
         if not (proof or asserted):
             # It serves others, and has kept this one waiting far beyond the limit.
-            held = unit.hard is not None or until - self._last(unit.endpoint) >= opt.missing_after
+            held = unit.hard is not None or until - self.last(unit.endpoint) >= opt.missing_after
             if not held or until - unit.t < opt.error_after:
                 return None
             return self._finding(unit, peers, until, error=False, loss=False)
@@ -257,28 +260,35 @@ class Judge:
         loss = any(p.loss for p in watched)
         quiet = min(p.quiet for p in watched)
         error = proof or bool(gone) or (quiet >= opt.error_after and not loss)
-        extra = self._extra(unit, watched)
-        if (gone and asserted) or extra:
-            blamed = (unit.endpoint,) if extra else tuple(p.endpoint for p in gone)
+        blamed = self._blamed(unit, watched) if not gone or asserted else None
+        if blamed is not None:
             return self._finding(
                 unit, peers, until, error=error, loss=loss, culprits=blamed, role="root_cause"
             )
         return self._finding(unit, peers, until, error=error, loss=loss)
 
-    def _extra(self, unit: Unit, watched: list[_Peer]) -> bool:
-        """Whether it is the waiting rank that made a call too many."""
+    def _blamed(self, unit: Unit, watched: list[_Peer]) -> tuple[Endpoint, ...] | None:
+        """Who is wrong when peers have gone past; None: nobody has, the wait-for graph decides."""
+        gone = tuple(p.endpoint for p in watched if p.gone)
         if len(unit.ops) != 1 or len(watched) != 1:
-            return False
+            return gone or None
         peer = watched[0]
-        done = peer.endpoint.end is not None or peer.reason == "rank_exited"
-        if not (peer.gone or done):
-            return False
-        theirs = self.side(peer.endpoint)
-        odd = odd_one(unit.side, theirs, self.pairs.wires.size)
-        if odd is not None:
-            return odd is unit.side
-        send, other = bool(unit.ops[0].op.send), unit.ops[0].op.peer
-        return extra_by_count(self.comm, self.sides, unit.side, (send, other))
+        if not gone and peer.endpoint.end is None and peer.reason != "rank_exited":
+            return None
+        lane = (bool(unit.ops[0].op.send), unit.ops[0].op.peer)
+        odd = self.odd(unit.side, peer.endpoint, lane)
+        if odd is None:
+            # One of two is wrong: with more ranks, the one that all others wait for.
+            return gone if self.comm.key.nranks > 2 else () if gone else None
+        return (odd,) if gone or odd is unit.endpoint else None
+
+    def odd(self, has: Side, lacks: Endpoint, lane: tuple[bool, int]) -> Endpoint | None:
+        """Of two, one of which made an operation that the other did not: who left its way."""
+        return odd_of(self.comm, self.sides, self.pairs, has, lacks, lane)
+
+    def count_says(self, has: Side, lane: tuple[bool, int]) -> str | None:
+        """``extra`` or ``skipped``, by what the other ranks did."""
+        return count_says(self.comm, self.sides, has, lane)
 
     def _finding(
         self,
@@ -298,7 +308,7 @@ class Judge:
             for p in shown
             if p.endpoint.comm_rank is not None
         }
-        sure = not loss and not self._loss(unit.endpoint) and len(watched) == len(peers)
+        sure = not loss and not self.loss(unit.endpoint) and len(watched) == len(peers)
         return make.unmatched(
             self.comm,
             self.ctx,
@@ -333,10 +343,26 @@ class Judge:
         )
 
 
-def extra_by_count(
+def odd_of(
+    comm: Communicator,
+    sides: Mapping[At, Side],
+    pairs: Pairs,
+    has: Side,
+    lacks: Endpoint,
+    lane: tuple[bool, int],
+) -> Endpoint | None:
+    """Of two, one of which made an operation that the other did not: who left its way."""
+    odd = odd_one(has, sides.get((lacks.info.source, lacks.info.id)), pairs.wires.size)
+    if odd is not None:
+        return odd.endpoint
+    says = count_says(comm, sides, has, lane)
+    return None if says is None else has.endpoint if says == "extra" else lacks
+
+
+def count_says(
     comm: Communicator, sides: Mapping[At, Side], has: Side, lane: tuple[bool, int]
-) -> bool:
-    """Whether the others' counts say that a side made more than all do."""
+) -> str | None:
+    """Whether a side made one ``extra``, or its peer ``skipped`` one, by what the others did."""
     send, peer = lane
     rank = has.endpoint.comm_rank
     ends: list[int] = []
@@ -350,7 +376,10 @@ def extra_by_count(
                 lacks = queue.end
             elif queue.end:
                 ends.append(queue.end)
-    return usual(ends) == lacks and has.queue(*lane).end > lacks
+    most, own = usual(ends), has.queue(*lane).end
+    if most is None or own <= lacks:
+        return None
+    return "extra" if most == lacks else "skipped" if most == own else None
 
 
 def orderly(e: Endpoint) -> bool:

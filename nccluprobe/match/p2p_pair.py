@@ -47,7 +47,8 @@ class Pair:
     extra: tuple[Op, ...] = ()
     several_fit: bool = False
     provisional: bool = False
-    lost: bool = False
+    #: The two sides made two operations in different orders.
+    swapped: bool = False
 
     @property
     def first(self) -> int:
@@ -206,21 +207,25 @@ class Pairs:
         if not due and min(sends.n, recvs.n) <= calls:
             return
         pair = self.disputed.pop(channel)
-        by, several = self._shift(sends, recvs, calls)
+        pair.swapped = self._swapped(sends, recvs)
+        by, several = (0, False) if pair.swapped else self._shift(sends, recvs, calls)
         longer = sends if by > 0 else recvs
         if by:
             rows = longer.rows()[: abs(by)].tolist()
             pair.extra = tuple(Op(*row) for row in rows)
             longer.take_out(0, abs(by))
         else:
-            sends.drop(1)
-            recvs.drop(1)
+            sends.drop(1 + pair.swapped)
+            recvs.drop(1 + pair.swapped)
         pair.several_fit = several
         self.decided.append(pair)
 
     def look(self, pair: Pair, sends: Queue, recvs: Queue) -> Pair:
         """What a dispute looks like so far."""
-        by, several = self._shift(sends, recvs, self.options.decide_calls)
+        swapped = self._swapped(sends, recvs)
+        by, several = (0, False)
+        if not swapped:
+            by, several = self._shift(sends, recvs, self.options.decide_calls)
         longer = sends if by > 0 else recvs
         rows = longer.rows()[: abs(by)].tolist()
         return Pair(
@@ -231,8 +236,16 @@ class Pairs:
             tuple(Op(*row) for row in rows),
             several,
             provisional=True,
-            lost=pair.lost,
+            swapped=swapped,
         )
+
+    def _swapped(self, sends: Queue, recvs: Queue) -> bool:
+        """Whether the next two operations stand in the other order on the two sides."""
+        if min(sends.n, recvs.n) < 2:
+            return False
+        a = self.wires.size(sends.head(3)[:, SIG]).tolist()
+        b = self.wires.size(recvs.head(3)[:, SIG]).tolist()
+        return a[:2] == b[1::-1] and (len(a) < 3 or len(b) < 3 or _agree(a[2], b[2]))
 
     def _shift(self, sends: Queue, recvs: Queue, calls: int) -> tuple[int, bool]:
         """How many more operations the sender (or, negative, the receiver) made; 0: none."""

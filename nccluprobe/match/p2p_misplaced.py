@@ -1,0 +1,93 @@
+"""A send or receive that went to the wrong peer, or on the wrong communicator.
+
+One rank waits in an operation that nobody answers and that no such pair ever
+made before, while another waits for just such an operation of that rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccluprobe.match import p2p_finding as make
+from nccluprobe.match.absence import waiting_until
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.p2p_judge import Judge
+from nccluprobe.match.p2p_units import Open, Unit
+from nccluprobe.match.process import Actor
+
+
+def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
+    """id of a unit -> the finding that explains it; each finding stands for two units."""
+    judges = list(judges)
+    awaited: dict[tuple[Actor, bool], list[tuple[Judge, Unit, Open]]] = {}
+    for judge, unit, o in _open(judges):
+        assert o.peer is not None
+        awaited.setdefault((o.peer.actor, not o.op.send), []).append((judge, unit, o))
+    found: dict[int, Finding] = {}
+    for judge, unit, o in _open(judges):
+        if id(unit) in found or not _is_new(judge, unit, o):
+            continue
+        for other, waiting, wanted in awaited.get((unit.endpoint.actor, bool(o.op.send)), ()):
+            if waiting is unit or id(waiting) in found or not _alike(judge, o, wanted):
+                continue
+            if not (_stands(judge, unit) and _stands(other, waiting)):
+                continue
+            f = make.misplaced(
+                judge.comm,
+                judge.ctx,
+                unit,
+                o,
+                (other.comm, waiting, wanted),
+                _culprit(judge, unit, o, other, waiting, wanted),
+                loss=judge.loss(unit.endpoint) or other.loss(waiting.endpoint),
+            )
+            judge.findings.append(f)
+            found[id(unit)] = found[id(waiting)] = f
+            break
+    return found
+
+
+def _open(judges: Iterable[Judge]) -> Iterable[tuple[Judge, Unit, Open]]:
+    for judge in judges:
+        for unit in judge.units:
+            for o in unit.ops:
+                if o.counted and o.peer is not None:
+                    yield judge, unit, o
+
+
+def _is_new(judge: Judge, unit: Unit, o: Open) -> bool:
+    """Whether the two never did this before."""
+    assert o.peer is not None
+    theirs = judge.side(o.peer)
+    rank = unit.endpoint.comm_rank
+    if rank is None or o.position != 0:
+        return False
+    queue = None if theirs is None else theirs.queues.get((not o.op.send, rank))
+    return queue is None or queue.end == 0
+
+
+def _alike(judge: Judge, a: Open, b: Open) -> bool:
+    table = judge.ctx.table
+    x, y = table[a.op.sig], table[b.op.sig]
+    return (x.count, x.datatype) == (y.count, y.datatype) and x.count is not None
+
+
+def _stands(judge: Judge, unit: Unit) -> bool:
+    """Whether it has stood still for long."""
+    until = waiting_until(unit.endpoint, judge.ctx)
+    since = unit.t if unit.hard is not None else max(unit.t, judge.last(unit.endpoint))
+    return until - since >= judge.ctx.options.missing_after
+
+
+def _culprit(
+    judge: Judge, unit: Unit, o: Open, other: Judge, waiting: Unit, wanted: Open
+) -> Endpoint | None:
+    if o.peer is not None and o.peer.process.who != waiting.endpoint.process.who:
+        return unit.endpoint  # the wrong peer: it is what the two have in common
+    # The wrong communicator: either of two may have taken it.
+    lane = (bool(wanted.op.send), wanted.op.peer)
+    says = other.count_says(waiting.side, lane)
+    if says is None:
+        return None
+    return unit.endpoint if says == "skipped" else waiting.endpoint
