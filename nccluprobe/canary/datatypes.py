@@ -84,7 +84,8 @@ def encode(values: Values, dtype: str) -> bytes:
     known, codes = _float8_order(dtype)
     at = np.clip(np.searchsorted(known, values), 1, len(known) - 1)
     lower = np.abs(known[at - 1] - values) < np.abs(known[at] - values)
-    return bytes(codes[np.where(lower, at - 1, at)].tobytes())
+    found: Values = codes[np.where(lower, at - 1, at)]
+    return found.tobytes()
 
 
 def decode(data: bytes, dtype: str) -> Values:

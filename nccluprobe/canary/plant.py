@@ -77,6 +77,9 @@ class Planter:
         self.second: NcclBackend | None = None
         if any(f.kind == "order" for f in faults):
             self.second = backend.split(0, backend.rank)
+            # The first call of a communicator would block: later ones only queue.
+            assert self.second is not None
+            self.second.barrier()
 
     # ---- a step -----------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Planter:
 
     def _call_wrongly(self, fault: Fault, case: Case) -> None:
         if fault.kind == "api":
-            case.call(op="all_reduce" if case.op == "broadcast" else "broadcast")
+            case.call(op=self._another(case.op))
         elif fault.kind == "count":
             case.call(count=2 * case.count)
         elif fault.kind == "dtype":
@@ -151,6 +154,11 @@ class Planter:
             case.call()
             case.call()
         # skip: no call at all
+
+    def _another(self, op: str) -> str:
+        """A collective that the run does not make, if there is one: else it looks like a skip."""
+        fit = [o for o in ("reduce", "broadcast", "all_reduce") if o != op]
+        return next((o for o in fit if o not in self.settings.ops), fit[0])
 
     def _send(self, peer: int) -> None:
         b = self.backend

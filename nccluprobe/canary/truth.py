@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 from nccluprobe.canary.faults import Fault
 
+_LATE = "delayed_collective_enter"
 _ABSENT = ("collective_missing_enter", "comm_ended_under_waiters")
 #: Kinds of findings that describe a fault, the best one first.
 HANG_TYPES: dict[str, tuple[str, ...]] = {
     "never": ("collective_missing_enter",),
-    "late": ("delayed_collective_enter",),
+    "late": (_LATE,),
     "api": ("collective_mismatch",),
     "count": ("collective_mismatch",),
     "dtype": ("collective_mismatch",),
@@ -112,10 +113,10 @@ def last_lines(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def blamed(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The culprits of the findings that are open and a root cause."""
+    """The culprits of the findings that are a root cause."""
     found = {}
     for f in findings:
-        if f["state"] == "open" and f["role"] == "root_cause":
+        if f["role"] == "root_cause":
             for c in f["culprits"]:
                 found[c["host"], c["pid"]] = c
     return list(found.values())
@@ -128,8 +129,10 @@ def compare(truth: Mapping[str, Any] | None, findings: Iterable[Mapping[str, Any
     """
     run_id = truth.get("run_id") if truth else None
     held = last_lines(f for f in findings if run_id is None or f["run_id"] == run_id)
-    standing = [f for f in held if f["state"] == "open"]
-    named = blamed(held)
+    # Who was late has come: that finding may have ended already.
+    late = truth is not None and truth["truth"] == "late"
+    standing = [f for f in held if f["state"] == "open" or (late and f["hang_type"] == _LATE)]
+    named = blamed(standing)
     if truth is None or not truth["hang_types"]:
         errors = [f for f in standing if f["severity"] == "error"]
         if not named and not errors:

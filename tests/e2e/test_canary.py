@@ -1,0 +1,151 @@
+"""Every fault that the canary plants, traced by each front: the finding is the planted truth."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.e2e import Analyze, Line, Report, Stage, clean_env, validate, wait_for
+
+from nccluprobe import resources
+from nccluprobe.canary.faults import KINDS
+from nccluprobe.canary.truth import compare, truths
+
+AT = 6
+
+#: Job -> options beside the fault.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "late": ("--inject", f"late:rank=1,at={AT},s=4"),
+    "reconnect": ("--inject", f"reconnect:at={AT}"),
+    "wrong_rank": ("--inject", "wrong_rank:rank=2"),
+    "healthy": (),
+}
+#: Kinds by the rank that plants them; rank 1 when not told.
+RANKS = {"never": 2, "kill": 0, "count": 0, "root": 2, "stop": 2, "skip": 2}
+
+#: So many jobs run at a time.
+AT_ONCE = 7
+JOBS = ("healthy", *KINDS)
+BATCHES = [JOBS[i : i + AT_ONCE] for i in range(0, len(JOBS), AT_ONCE)]
+
+
+def options(job: str) -> tuple[str, ...]:
+    if job in OPTIONS:
+        return OPTIONS[job]
+    return ("--inject", f"{job}:rank={RANKS.get(job, 1)},at={AT}")
+
+
+class Canary:
+    """Canary jobs of a test: started as a user does, under a script name of the test's own."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.script = stage.tmp / f"{stage.token}_canary"
+        self.script.write_text("from nccluprobe.cli.main import run\n\nrun()\n")
+        self.cuda = resources.native_file(resources.SIMCUDA)
+        self.jobs: dict[str, subprocess.Popen[str]] = {}
+
+    def command(self, *args: str, world: int = 3) -> list[str | Path]:
+        return [
+            *(sys.executable, self.script, "canary", "--nproc", str(world)),
+            *("--nccl", self.stage.lib, "--cuda", self.cuda, "--sizes", "4K"),
+            *("--ops", "all_reduce,broadcast", *args),
+        ]
+
+    def start(
+        self, job: str, *args: str, env: Mapping[str, str] | None = None, prefix: Any = ()
+    ) -> None:
+        log = (self.stage.tmp / f"{job}.err").open("w")
+        self.jobs[job] = self.stage.popen(
+            [*prefix, *self.command(*args, "--truth", str(self.truth_file(job)))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**clean_env(), **(env or {}), "TORCHELASTIC_RUN_ID": job},
+        )
+
+    def truth_file(self, job: str) -> Path:
+        return self.stage.tmp / f"{job}.truth"
+
+    def truth(self, job: str) -> Line | None:
+        file = self.truth_file(job)
+        found = truths(file.read_text().splitlines()) if file.exists() else []
+        return found[0] if found else None
+
+    def verdict(self, job: str, report: Report) -> tuple[bool, str]:
+        mine = [f for f in report.findings if f["run_id"] == job]
+        truth = self.truth(job)
+        if truth is None and job not in ("healthy",) and not job.startswith("serve"):
+            return False, "nothing planted yet: " + (self.stage.tmp / f"{job}.err").read_text()
+        return compare(truth, mine)
+
+    def stop(self) -> None:
+        for process in self.jobs.values():
+            process.terminate()
+        for process in self.jobs.values():
+            process.wait(30)
+        self.jobs.clear()
+
+
+@pytest.fixture
+def canary(stage: Stage) -> Canary:
+    return Canary(stage)
+
+
+def judged(canary: Canary, analyze: Analyze, jobs: Sequence[str], out: Path) -> Report:
+    """Analyses until all jobs have the verdict that was planted."""
+    last: list[Report] = []
+    folders = [out / "tracing" / job for job in jobs]
+
+    def all_right() -> bool:
+        if not all(folder.exists() for folder in folders):
+            return False
+        last[:] = [analyze(*folders, error=3)]
+        return all(canary.verdict(job, last[0])[0] for job in jobs)
+
+    def context() -> str:
+        if not last:
+            return f"traces: {sorted(p.name for p in out.glob('tracing/*'))}"
+        return "\n".join(f"{job}: {canary.verdict(job, last[0])[1]}" for job in jobs)
+
+    wait_for(all_right, "the findings that were planted", timeout=60, context=context, poll=1)
+    return last[0]
+
+
+LONG = ("--steps", "2000", "--pause", "0.1", "--hold", "100")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_planted_fault_is_found_by_attach(
+    stage: Stage, canary: Canary, analyze: Analyze
+) -> None:
+    daemon = stage.attach_glob()
+    for jobs in BATCHES:
+        for job in jobs:
+            canary.start(job, *options(job), *LONG)
+        report = judged(canary, analyze, jobs, daemon.out)
+        assert report.rc == 10
+        canary.stop()
+    daemon.stop()
+    validate(daemon.traces())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_planted_fault_is_found_by_preload(
+    stage: Stage, canary: Canary, analyze: Analyze, nccluprobe_command: list[str]
+) -> None:
+    out = stage.tmp / "out"
+    for jobs in BATCHES:
+        for job in jobs:
+            front = [*nccluprobe_command, "preload", "--out", out, "--"]
+            canary.start(job, *options(job), *LONG, prefix=front)
+        report = judged(canary, analyze, jobs, out)
+        assert report.rc == 10
+        canary.stop()
