@@ -6,8 +6,8 @@ import copy
 import random
 from dataclasses import dataclass
 
-from model.emit import JobTrace, emit
 from model.device import Comm, Endpoint
+from model.emit import JobTrace, emit
 from model.engine import Engine
 from model.faults import ABSENT, FAULTS, Breaker, NoPlace, Truth
 from model.loss import lose

@@ -312,8 +312,7 @@ class Engine(Device):
         latches = []
         for endpoint, op in run:
             latches += self.connect(endpoint, op)
-        for latch in latches:
-            yield latch
+        yield from latches
         by_comm: dict[int, list[Op]] = {}
         for endpoint, op in run:
             by_comm.setdefault(endpoint.id, []).append(op)
@@ -399,7 +398,7 @@ class Engine(Device):
         record = self._enter(thread, api, self._number(endpoint))
         record.comm_line = {"comm": endpoint.id, "how": what.how}
         if what.how == "abort":
-            self.kill([i for i in endpoint.live])
+            self.kill(list(endpoint.live))
         elif endpoint.live:
             latch = Latch(1)
             endpoint.live[-1].after.append(latch)

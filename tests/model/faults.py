@@ -6,6 +6,7 @@ findings that say it and the exact set of global ranks that are to blame.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -162,10 +163,7 @@ def _skipped(b: Breaker) -> Truth:
 
 def _extra(b: Breaker) -> Truth:
     place, op, members = b.collective()
-    if b.rng.random() < 0.5:
-        more = op
-    else:
-        more = replace(op, count=b.rng.choice([3, 11, 5000]))
+    more = op if b.rng.random() < 0.5 else replace(op, count=b.rng.choice([3, 11, 5000]))
     b.put(place, Call(more), Call(op))
     types = ABSENT | DIFFERS | SHIFTED | ORDER
     return Truth("extra", types, frozenset({place[0]}), unnamed=len(members) == 2)
@@ -233,7 +231,7 @@ def _swapped(b: Breaker) -> Truth:
     found = []
     for r, threads in enumerate(b.program.code):
         for t, code in enumerate(threads):
-            for i, (x, y) in enumerate(zip(code, code[1:], strict=False)):
+            for i, (x, y) in enumerate(itertools.pairwise(code)):
                 if not (isinstance(x, Call) and isinstance(y, Call)) or x.op.p2p or y.op.p2p:
                     continue
                 if x.op.comm == y.op.comm or x.op.stream != y.op.stream:
@@ -314,7 +312,7 @@ def _inverted(b: Breaker) -> Truth:
     found = []
     for r, threads in enumerate(b.program.code):
         for t, code in enumerate(threads):
-            for i, (x, y) in enumerate(zip(code, code[1:], strict=False)):
+            for i, (x, y) in enumerate(itertools.pairwise(code)):
                 if not (isinstance(x, Call) and isinstance(y, Call)):
                     continue
                 recv_first = x.op.api == "ncclRecv" and y.op.api == "ncclSend"
@@ -336,7 +334,7 @@ def _split_subset(b: Breaker) -> Truth:
         split = b.code(place)[place[2]]
         assert isinstance(split, Split)
         del b.code(place)[place[2] :]
-        kept = [i for i in b.program.code[place[0]][0]]
+        kept = list(b.program.code[place[0]][0])
         b.program.code[place[0]][0][:] = [*kept, Leave(1)]
     return Truth("split_subset", ABSENT, frozenset({place[0]}))
 
@@ -376,7 +374,7 @@ def _conflict(b: Breaker) -> Truth:
 
 def _ended(b: Breaker) -> Truth:
     """A member ends a communicator that the others go on to use."""
-    place, op, members = b.collective()
+    place, op, _members = b.collective()
     code = b.code(place)
     how = b.rng.choice(["abort", "abort", "destroy"])
     gone = op.comm

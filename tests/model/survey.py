@@ -1,0 +1,172 @@
+"""Many cases at once, and the table of what was found in them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from model.case import broken, healthy
+from model.faults import FAULTS, NoPlace
+from model.judge import FOUND, judge
+
+HEALTHY = "none"
+RATES = (0.0, 0.001, 0.01)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case with one rate of loss."""
+
+    kind: str
+    seed: int
+    rate: float
+    status: str
+    sure: bool
+    blamed: tuple[int, ...]
+    truth: tuple[int, ...]
+    brief: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        sure = " (sure)" if self.sure else ""
+        return (
+            f"{self.kind} {self.seed} loss {self.rate:g}: {self.status}{sure},"
+            f" blamed {list(self.blamed)}, right {list(self.truth)}"
+        )
+
+
+@dataclass
+class Survey:
+    """Counts: (kind, rate) -> status -> cases."""
+
+    counts: dict[tuple[str, float], Counter[str]] = field(default_factory=dict)
+    sure: Counter[tuple[str, float]] = field(default_factory=Counter)
+    failures: list[Outcome] = field(default_factory=list)
+    programs: int = 0
+
+    def add(self, outcomes: list[Outcome]) -> None:
+        self.programs += bool(outcomes)
+        for o in outcomes:
+            self.counts.setdefault((o.kind, o.rate), Counter())[o.status] += 1
+            if o.sure and o.status in ("wrong", "false"):
+                self.sure[o.kind, o.rate] += 1
+            if o.status not in (*FOUND, "quiet", "unseen", "undecided"):
+                self.failures.append(o)
+
+    def total(self, rate: float, statuses: Iterable[str], faults: bool = True) -> int:
+        """Cases with this loss that ended in one of the statuses."""
+        wanted = set(statuses)
+        return sum(
+            n
+            for (kind, r), counter in self.counts.items()
+            if r == rate and (kind == HEALTHY) is not faults
+            for status, n in counter.items()
+            if status in wanted
+        )
+
+
+def examine(kind: str, seed: int, rates: tuple[float, ...]) -> list[Outcome]:
+    """One program with all rates of loss; empty: it has no place for this fault."""
+    try:
+        case = healthy(seed) if kind == HEALTHY else broken(seed, kind)
+    except NoPlace:
+        return []
+    outcomes = []
+    for rate in rates:
+        verdict = judge(case, rate)
+        truth = case.truth.culprits if case.truth is not None else frozenset()
+        outcomes.append(
+            Outcome(
+                kind,
+                seed,
+                rate,
+                verdict.status,
+                verdict.sure,
+                tuple(verdict.blamed),
+                tuple(sorted(truth)),
+                tuple(verdict.brief()),
+            )
+        )
+    return outcomes
+
+
+def plan(programs: int, start: int, kinds: list[str] | None = None) -> Iterator[tuple[str, int]]:
+    """Kind and seed of each program; every fourth has no fault."""
+    faults = kinds or list(FAULTS)
+    for i in range(programs):
+        if kinds is None and i % 4 == 0:
+            yield HEALTHY, start + i
+        else:
+            yield faults[(i - i // 4 if kinds is None else i) % len(faults)], start + i
+
+
+def _examine(what: tuple[str, int, tuple[float, ...]]) -> list[Outcome]:
+    return examine(*what)
+
+
+def survey(
+    programs: int,
+    start: int = 0,
+    kinds: list[str] | None = None,
+    rates: tuple[float, ...] = RATES,
+    processes: int = 1,
+    report_every_s: float | None = None,
+) -> Survey:
+    """Examines this many programs, from this seed on."""
+    result = Survey()
+    work = [(kind, seed, rates) for kind, seed in plan(programs, start, kinds)]
+    began = said = time.monotonic()
+    if processes == 1:
+        results: Iterable[list[Outcome]] = map(_examine, work)
+    else:
+        pool = ProcessPoolExecutor(processes)
+        results = pool.map(_examine, work, chunksize=8)
+    for i, outcomes in enumerate(results):
+        result.add(outcomes)
+        now = time.monotonic()
+        if report_every_s is not None and now - said >= report_every_s:
+            said = now
+            print(f"{i + 1} of {len(work)} programs, {now - began:.0f} s", flush=True)
+    return result
+
+
+def table(result: Survey) -> str:
+    """The table of recall by fault and loss, as Markdown."""
+    rates = sorted({rate for _, rate in result.counts})
+    head = ["fault", "cases", *(f"found, {_percent(r)} lost" for r in rates)]
+    head += ["not decided", "not told", "other", "innocent blamed (sure)"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    kinds = [k for k in FAULTS if any((k, r) in result.counts for r in rates)]
+    for kind in kinds:
+        counters = [result.counts.get((kind, r), Counter()) for r in rates]
+        shown = [sum(c.values()) - c["unseen"] for c in counters]
+        row = [kind, str(shown[0])]
+        for counter, n in zip(counters, shown, strict=True):
+            found = sum(counter[s] for s in FOUND)
+            row.append(f"{100 * found / n:.1f} %" if n else "-")
+        every = sum(counters, Counter[str]())
+        sure = sum(result.sure[kind, r] for r in rates)
+        row += [
+            str(every["undecided"]),
+            str(every["missed"]),
+            str(every["kind"] + every["partial"]),
+            f"{every['wrong']} ({sure})",
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def healthy_table(result: Survey) -> str:
+    """False errors where nothing is broken, as Markdown."""
+    lines = ["| lost | programs without a fault | with a false error |", "|---|---|---|"]
+    for rate in sorted({rate for kind, rate in result.counts if kind == HEALTHY}):
+        counter = result.counts[HEALTHY, rate]
+        lines.append(f"| {_percent(rate)} | {sum(counter.values())} | {counter['false']} |")
+    return "\n".join(lines)
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:g} %"
