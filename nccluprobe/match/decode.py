@@ -19,6 +19,7 @@ import orjson
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
 from nccluprobe.match.lines import BAD, BadLine, SourceState
+from nccluprobe.match.p2p_decode import SENDS, PairDecoder
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind, Role
 from nccluprobe.nccl.enums import IN_PROGRESS
@@ -43,9 +44,6 @@ class DecodeCounts:
 
 
 _COLLECTIVES = {n for n, a in BY_NAME.items() if a.kind is Kind.COLLECTIVE}
-_P2P = {n for n, a in BY_NAME.items() if a.kind is Kind.P2P}
-_SENDS = {n for n in _P2P if BY_NAME[n].direction == "send"}
-_MATCHED = _COLLECTIVES | _P2P
 _LIFECYCLE = {n for n, a in BY_NAME.items() if a.kind is Kind.LIFECYCLE}
 
 
@@ -74,10 +72,11 @@ class Decoder:
         self.counts = DecodeCounts()
         self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
         self._sources: dict[int, SourceState] = {}
-        self._getters = {n: _signature_getter(n) for n in _MATCHED}
+        self._pairs = PairDecoder(table)
+        self._getters = {n: _signature_getter(n) for n in _COLLECTIVES}
         # (api, raw arguments) -> signature id; the arguments as itemgetter gives them
-        self._raw = {n: itemgetter(*_raw_keys(n)) for n in _MATCHED}
-        self._sig_cache: dict[str, dict[Any, int]] = {n: {} for n in _MATCHED}
+        self._raw = {n: itemgetter(*_raw_keys(n)) for n in _COLLECTIVES}
+        self._sig_cache: dict[str, dict[Any, int]] = {n: {} for n in _COLLECTIVES}
 
     def opened(self, source: int, name: str) -> m.Item:
         """A source exists; also to be called for sources without a line so far."""
@@ -307,12 +306,12 @@ class Decoder:
         for i in at:
             r = rows[i]
             api = r["api"]
-            if api == "ncclGroupEnd" or api == "ncclGroupSimulateEnd":
-                if r.get("gdepth", 1) <= 1 and group[i]:
-                    ends.append(i)
-            elif api in _P2P:
+            if api in SENDS:
                 if r["comm"] is not None:
                     p2p.setdefault(rare.integer(r["comm"]), []).append(i)
+            elif api == "ncclGroupEnd" or api == "ncclGroupSimulateEnd":
+                if r.get("gdepth", 1) <= 1 and group[i]:
+                    ends.append(i)
             elif api in _COLLECTIVES:
                 self.counts.blind_calls += 1
             elif api in _LIFECYCLE:
@@ -326,7 +325,7 @@ class Decoder:
                 if rows[i]["api"] == "ncclGroupSimulateEnd" and code[n] == 0:
                     code[n] = _SIMULATED
             made.append(m.GroupEnds(state.source, group[pick], t[pick], t_exit[pick], code))
-        made += [self._p2p(state, comm, rows, mine, columns) for comm, mine in p2p.items()]
+        made += [self._pairs.batch(state.source, c, rows, mine, columns) for c, mine in p2p.items()]
         bad = (rc != 0) & (rc != 7) & (rc != m.RC_NONE)
         if bad.any():
             made += [
@@ -334,32 +333,6 @@ class Decoder:
                 for i in np.flatnonzero(bad).tolist()
                 if rows[i]["api"] not in _LIFECYCLE
             ]
-
-    def _p2p(
-        self,
-        state: SourceState,
-        comm: int,
-        rows: list[Line],
-        at: list[int],
-        columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
-    ) -> m.P2PBatch:
-        t, t_exit, rc, group, threads = columns
-        mine = [rows[i] for i in at]
-        select = np.array(at)
-        return m.P2PBatch(
-            source=state.source,
-            comm=comm,
-            send=np.array([r["api"] in _SENDS for r in mine], np.bool_),
-            peer=_column([r["peer"] for r in mine]).astype(np.int32),
-            ord=_column([r["ord"] for r in mine]),
-            idx=_column([r["idx"] for r in mine]),
-            sig=np.array(self._signatures(mine), np.int32),
-            t_enter=t[select],
-            t_exit=t_exit[select],
-            rc=rc[select],
-            group=group[select],
-            thread=threads[select],
-        )
 
 
 def _sort_out(rows: list[Line], apis: list[Any]) -> tuple[dict[int, Sequence[int]], Sequence[int]]:
