@@ -79,7 +79,7 @@ SIM_CUDA cuModuleUnload(void *module) {
   if (!m) return CUDA_ERROR_INVALID_HANDLE;
   free(m->text);
   free(m);
-  return CUDA_SUCCESS;
+  return sim_ready();
 }
 
 SIM_CUDA cuModuleGetFunction(void **function, void *module, const char *name) {

@@ -69,7 +69,7 @@ SIM_CUDA cuMemFree_v2(CUdeviceptr pointer) {
   if (!found) return CUDA_ERROR_INVALID_VALUE;
   free(found->base);
   free(found);
-  return CUDA_SUCCESS;
+  return sim_ready();
 }
 
 SIM_CUDA cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {

@@ -62,7 +62,7 @@ SIM_CUDA cuStreamDestroy_v2(void *stream) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (atomic_load(&g_linked)) g_nccl.destroy(stream);
   else free(stream);
-  return CUDA_SUCCESS;
+  return sim_ready();
 }
 
 SIM_CUDA cuStreamSynchronize(void *stream) {
@@ -133,7 +133,7 @@ SIM_CUDA cuEventCreate(void **event, unsigned flags) {
 SIM_CUDA cuEventDestroy_v2(void *event) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   event_release(event);
-  return CUDA_SUCCESS;
+  return sim_ready();
 }
 
 SIM_CUDA cuEventRecord(void *event, void *stream) {

@@ -54,6 +54,7 @@ class NcclBackend(Operations):
         bootstrap_timeout: float = DEFAULT_BOOTSTRAP_TIMEOUT,
         comm_name: str | None = None,
         init_rank: int | None = None,
+        before_init: Callable[[], None] | None = None,
         ptx: bytes = PTX,
     ) -> None:
         """Bootstraps at `address` (rank 0's) and makes the communicator.
@@ -66,6 +67,8 @@ class NcclBackend(Operations):
         bootstrap_timeout: seconds to wait for the other ranks.
         comm_name: NCCL's name of the communicator, from 2.27 on.
         init_rank: the rank given to NCCL in place of `rank`: a fault to plant.
+        before_init: called between bootstrap and NCCL's init, also at a reconnect
+            (the attribute may be set later): the place to keep a rank from coming.
         ptx: the add kernels; when they cannot be loaded, that is logged, and a
             two-rank all_reduce says so after it has posted its send and receive.
         """
@@ -82,6 +85,7 @@ class NcclBackend(Operations):
         self._bootstrap_timeout = bootstrap_timeout
         self._comm_name = comm_name
         self._init_rank = rank if init_rank is None else init_rank
+        self.before_init = before_init
         self._parent: NcclBackend | None = None
         self._prepare()
         self.calls = HostCalls(SubmissionLog.from_environment(rank), deadline)
@@ -188,6 +192,8 @@ class NcclBackend(Operations):
         for child in self._children:
             child.close(abort=abort)
         step = self._step
+        if getattr(self, "cuda", None) is not None and self.cuda.device >= 0:
+            step(self.cuda.set_current)  # maybe another thread than the one that opened it
         if self.comm and not abort and self.healthy:
             step(lambda: self.synchronize(self.deadline))
         if self.healthy and not abort:
@@ -302,6 +308,8 @@ class NcclBackend(Operations):
         unique = bootstrap.exchange(
             self.rank, self.world, self.nccl.unique_id, address, self._bootstrap_timeout
         )
+        if self.before_init is not None:
+            self.before_init()
         config = self.nccl.config(name=self._comm_name)
         self.unique_id = unique
         self.comm = self.nccl.init_rank(self.world, unique, self._init_rank, config)

@@ -1,10 +1,9 @@
 """Bootstrap: rank 0 hands NCCL's unique id to the other ranks over TCP.
 
 Protocol, all integers big-endian. A client sends HELLO (magic, version, rank,
-world size). The server answers REPLY (magic, status, length) and the body: the
-unique id when status is 0, else a text that says what is wrong. The client
-confirms the id with one byte; only then does its rank count as served, so
-that a client whose connection broke may come again.
+world size) and waits. When all have come, the server answers each with REPLY
+(magic, status, length) and the body: the unique id when status is 0, else a
+text that says what is wrong. The client confirms the id with one byte.
 """
 
 from __future__ import annotations
@@ -86,32 +85,28 @@ def _listen(address: Address) -> socket.socket:
 
 
 def serve(world: int, make: Callable[[], bytes], address: Address, timeout: float) -> bytes:
-    """Rank 0: listens, makes the id, gives it to ranks 1 to world - 1."""
+    """Rank 0: listens, waits for ranks 1 to world - 1, then gives the id to all of them.
+
+    To all or to none: a rank that had the id while another never comes would
+    wait in NCCL without end.
+    """
     end = time.monotonic() + timeout
-    missing = set(range(1, world))
+    waiting: dict[int, socket.socket] = {}
     with _listen(address) as server:
         unique = make()
-        while missing:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise BootstrapError(
-                    f"after {timeout:g} s {len(missing)} of {world} ranks have not come to "
-                    f"{address[0]}:{address[1]}: {_some(missing)}"
-                )
-            server.settimeout(left)
-            try:
-                peer, where = server.accept()
-            except TimeoutError:
-                continue
-            with peer:
-                peer.settimeout(min(left, PEER_TIMEOUT))
-                try:
-                    served = _answer(peer, world, unique, missing)
-                except (OSError, _NotOurs) as error:
-                    # A port scan or a client that went away must not end the job.
-                    logger.warning("bootstrap: connection from %s ignored: %s", where[0], error)
-                    continue
-            missing.discard(served)
+        try:
+            while len(waiting) < world - 1 or _drop_gone(waiting):
+                _admit(server, world, waiting, end, timeout)
+            for rank, peer in waiting.items():
+                _hand_over(rank, peer, unique)
+        except BootstrapError as error:
+            for peer in waiting.values():  # they need not wait for their own timeout
+                with contextlib.suppress(OSError):
+                    _refuse(peer, str(error))
+            raise
+        finally:
+            for peer in waiting.values():
+                peer.close()
     return unique
 
 
@@ -119,8 +114,43 @@ class _NotOurs(Exception):
     pass
 
 
-def _answer(peer: socket.socket, world: int, unique: bytes, missing: set[int]) -> int:
-    """Serves one connection; the rank that has the id now."""
+def _admit(
+    server: socket.socket,
+    world: int,
+    waiting: dict[int, socket.socket],
+    end: float,
+    timeout: float,
+) -> None:
+    """Takes one connection; a rank of ours is among `waiting` then."""
+    left = end - time.monotonic()
+    if left <= 0:
+        missing = set(range(1, world)) - set(waiting)
+        raise BootstrapError(
+            f"after {timeout:g} s {len(missing)} of {world} ranks have not come: {_some(missing)}"
+        )
+    server.settimeout(left)
+    try:
+        peer, where = server.accept()
+    except TimeoutError:
+        return
+    peer.settimeout(min(left, PEER_TIMEOUT))
+    try:
+        rank = _greet(peer, world, waiting)
+    except (OSError, _NotOurs) as error:
+        # A port scan or a client that went away must not end the job.
+        logger.warning("bootstrap: connection from %s ignored: %s", where[0], error)
+        peer.close()
+        return
+    except BootstrapError as error:
+        with contextlib.suppress(OSError):
+            _refuse(peer, str(error))
+        peer.close()
+        raise
+    waiting[rank] = peer
+
+
+def _greet(peer: socket.socket, world: int, waiting: dict[int, socket.socket]) -> int:
+    """The rank at the other end; BootstrapError when it does not fit the job."""
     data = _receive(peer, HELLO.size)
     if len(data) < HELLO.size or not data.startswith(HELLO_MAGIC):
         raise _NotOurs(f"not a rank of a canary ({len(data)} bytes)")
@@ -131,17 +161,49 @@ def _answer(peer: socket.socket, world: int, unique: bytes, missing: set[int]) -
     elif theirs != world:
         wrong = f"rank {rank} expects {theirs} ranks, rank 0 expects {world}"
     elif not 0 < rank < world:
-        wrong = f"rank {rank} does not exist among {world} ranks"
-    elif rank not in missing:
+        wrong = f"rank {rank} does not exist among {world} ranks, or is rank 0 itself"
+    elif rank in waiting and not _gone(waiting[rank]):
         wrong = f"rank {rank} was claimed twice"
     if wrong:
-        body = wrong.encode()
-        peer.sendall(REPLY.pack(REPLY_MAGIC, 1, len(body)) + body)
         raise BootstrapError(f"bootstrap: {wrong}; start all ranks with the same settings")
-    peer.sendall(REPLY.pack(REPLY_MAGIC, 0, len(unique)) + unique)
-    if len(_receive(peer, 1)) != 1:
-        raise _NotOurs(f"rank {rank} went away before it had the id")
+    if rank in waiting:  # it lost its connection and has come again
+        waiting.pop(rank).close()
     return rank
+
+
+def _gone(peer: socket.socket) -> bool:
+    """True when the other end has closed the connection."""
+    peer.setblocking(False)
+    try:
+        return peer.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _drop_gone(waiting: dict[int, socket.socket]) -> bool:
+    """Forgets ranks that have gone away; True when there were any."""
+    gone = [rank for rank, peer in waiting.items() if _gone(peer)]
+    for rank in gone:
+        waiting.pop(rank).close()
+    return bool(gone)
+
+
+def _hand_over(rank: int, peer: socket.socket, unique: bytes) -> None:
+    try:
+        peer.settimeout(PEER_TIMEOUT)
+        peer.sendall(REPLY.pack(REPLY_MAGIC, 0, len(unique)) + unique)
+        confirmed = _receive(peer, 1)
+    except OSError as error:
+        raise BootstrapError(f"bootstrap: rank {rank} went away: {error}") from error
+    if not confirmed:
+        raise BootstrapError(f"bootstrap: rank {rank} went away before it had the id")
+
+
+def _refuse(peer: socket.socket, why: str) -> None:
+    body = why.encode()[:MAX_BODY]
+    peer.sendall(REPLY.pack(REPLY_MAGIC, 1, len(body)) + body)
 
 
 # ---- the others ------------------------------------------------------------------------------
@@ -202,7 +264,7 @@ def _ask(peer: socket.socket, rank: int, world: int, address: Address) -> bytes:
     if len(body) < length:
         raise BootstrapError(f"bootstrap: short read from {where}: {len(body)} of {length} bytes")
     if status:
-        raise BootstrapError(f"bootstrap refused: {body.decode(errors='replace')}")
+        raise BootstrapError(f"rank 0 refused: {body.decode(errors='replace')}")
     with contextlib.suppress(OSError):  # rank 0 saw the connection end: it has served us
         peer.sendall(b"\x01")
     return body
