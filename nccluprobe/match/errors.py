@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import process_facts
 from nccluprobe.nccl.api import BY_NAME, Kind
@@ -20,6 +22,10 @@ _GROUP_END = "ncclGroupEnd"
 _PENDING = 100_000
 #: ncclRemoteError: somebody else is to blame.
 _REMOTE = 6
+#: Codes of CUDA, the system, NCCL itself and a peer: one rank's fault makes them on others.
+_SPREADS = frozenset({1, 2, 3, _REMOTE})
+#: Who has an error so much later than the first has an echo of it.
+_ECHO = 1 * SECOND
 _NOT_FATAL = (Kind.REGISTRATION, Kind.HELPER)
 
 
@@ -32,12 +38,31 @@ class _Error:
     endpoint: Endpoint | None
     count: int = 0
     who: dict[Who, int | None] = field(default_factory=dict)  # process -> comm rank
+    when: dict[Who, int] = field(default_factory=dict)  # process -> first return
 
     def add(self, process: Process, endpoint: Endpoint | None, call: m.Call) -> None:
         """Count one more."""
         self.count += 1
         rank = endpoint.comm_rank if endpoint else call.rank
         self.who.setdefault(process.who, rank)
+        at = max(call.t, call.t_exit)
+        self.when[process.who] = min(at, self.when.get(process.who, at))
+
+    @property
+    def first(self) -> int:
+        """Its first return on any rank."""
+        return min(self.when.values())
+
+    @property
+    def spreads(self) -> bool:
+        """Whether it may be the echo of what happened on another rank."""
+        return self.call.rc in _SPREADS
+
+    def culprits(self) -> tuple[Who, ...]:
+        """Where it began: an error that spreads comes to the others later."""
+        if self.call.rc == _REMOTE:
+            return ()
+        return tuple(w for w, t in self.when.items() if not self.spreads or t - self.first < _ECHO)
 
 
 @dataclass
@@ -83,9 +108,55 @@ class Errors:
         self.pending.clear()
         self.pending.extend(waiting)
 
-    def findings(self, context: Callable[[int], Context]) -> list[Finding]:
+    def findings(
+        self,
+        context: Callable[[int], Context],
+        comm_of: Callable[[tuple[int, int]], Communicator | None],
+    ) -> list[Finding]:
         """One finding per communicator (or process), function and code."""
-        return [_finding(error, context(error.call.source)) for error in self.known.values()]
+        found: list[Finding] = []
+        first: dict[str, tuple[_Error, Finding]] = {}
+        for error in sorted(self.known.values(), key=lambda x: (x.call.rc == _REMOTE, x.first)):
+            f = _finding(error, context(error.call.source))
+            found.append(f)
+            if f.severity != "error" or f.comm_uid_hash is None:
+                continue
+            if error.spreads and (gone := _gone(error, comm_of)) is not None:
+                _after(f, gone)
+            before = first.setdefault(f.comm_uid_hash, (error, f))
+            if before[1] is f or not error.spreads or before[0].first > error.first:
+                continue
+            # Another rank's error, some time before: it is what they failed of.
+            if error.call.rc == _REMOTE or not set(f.culprits) <= set(before[0].who):
+                f.role, f.downstream_of = "downstream", before[1].id
+        return found
+
+
+def _gone(
+    error: _Error, comm_of: Callable[[tuple[int, int]], Communicator | None]
+) -> Endpoint | None:
+    """A member that had left when the call failed."""
+    e = error.endpoint
+    comm = None if e is None else comm_of((e.info.source, e.info.id))
+    if comm is None:
+        return None
+    left = []
+    for x in comm.endpoints.values():
+        ends = [end.t for end in (x.end, x.process.end if x.process.ended else None) if end]
+        if ends and x.process.who not in error.who and min(ends) <= error.first:
+            left.append((min(ends), x))
+    return min(left, key=lambda item: item[0])[1] if left else None
+
+
+def _after(f: Finding, gone: Endpoint) -> None:
+    """The one that left is the cause."""
+    f.role, f.culprits = "root_cause", (gone.process.who,)
+    end = gone.process.end
+    how = "ended" if gone.process.ended else f"ended the communicator ({gone.end and gone.end.how})"
+    f.details["after_end_of"] = {"comm_rank": gone.comm_rank, **process_facts(gone.process)}
+    f.details["confidence"] = "inferred"
+    by = f" (signal {end.signal})" if end is not None and end.signal else ""
+    f.details["summary"] += f" Before that, {gone.process.label()} had {how}{by}."
 
 
 def _aborted(call: m.Call, e: Endpoint) -> bool:
@@ -142,5 +213,5 @@ def _finding(error: _Error, ctx: Context) -> Finding:
         role="unknown" if call.rc == _REMOTE or not fatal else "root_cause",
         job=ctx.job,
         since=call.t,
-        culprits=tuple(error.who),
+        culprits=error.culprits(),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, completion, idle, inits, roles
+from nccluprobe.match import absence, completion, exits, idle, inits, roles
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -65,7 +65,7 @@ class Matcher(State):
             current += [] if found is None else [found]
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
-        current += self.errors.findings(self._context_of)
+        current += self.errors.findings(self._context_of, self.comm_of)
         current += self.inits.findings(self._context_of, self.processes.values())
         current += self.mismatches.findings()
         disputed = {fault.comm.key for fault in self.mismatches.faults}
@@ -77,6 +77,7 @@ class Matcher(State):
         waits += completion.pending_waits(self.comms.values(), waits, current)
         waits += self.p2p.judge(self.comms, self._context, final=now is None)
         current += self.p2p.findings
+        current += exits.judge(self, waits, contexts, self._context_of)
         current = idle.apply(waits, current, contexts)
         current += roles.assign(
             waits,
@@ -93,6 +94,7 @@ class Matcher(State):
             self.table,
             current,
         )
+        exits.relabel(waits, contexts)
         inits.link(current)
         self._note_missed(waits)
         self._name(current)

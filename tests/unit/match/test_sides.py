@@ -142,7 +142,8 @@ def test_a_call_on_the_wrong_communicator_is_one_cause() -> None:
     xs = job.world(4)
     ys = [c.proc.comm("00000000000000bb", c.proc.rank, 4) for c in xs]
     play(xs, ["ABCDEFG", "ABCDEFG", "ABCDFG", "ABCDEFG"])
-    play(ys, ["PQRSTU", "PQRSTU", "PQERSTU", "PQRSTU"])
+    ys[2].proc.call(ys[2], "ncclAllReduce", 1.4, count=ord("E"))
+    play(ys, ["PQRSTU"] * 4, start=2.0)
     cover(job.procs, 400)
     found = analyze_job(job)
     assert {f.hang_type for f in found} == {"skipped_or_extra_call"}

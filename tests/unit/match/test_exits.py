@@ -1,0 +1,270 @@
+"""Calls that do not return, and errors that are the echo of another's end."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+
+def blamed(found: list[Finding]) -> set[int]:
+    named = [d for f in found if f.role == "root_cause" and f.state == "open" for d in f.named]
+    return {d["rank"] for d in named}
+
+
+def last_call(comms: list[Comm], t: float, inside: tuple[int, ...]) -> None:
+    for r, c in enumerate(comms):
+        make = c.proc.enter if r in inside else c.proc.call
+        make(c, "ncclAllReduce", t)  # type: ignore[operator]
+
+
+# -- a collective that returns on some -------------------------------------
+
+
+def test_a_collective_that_returns_on_all_but_one() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    last_call(comms, t, inside=(2,))
+    cover(job.procs, t + 50)
+    assert analyze_job(job) == []
+    cover(job.procs, t + 70)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity, f.comm_seq) == ("collective_missing_exit", "notice", 5)
+    assert (f.details["inside_comm_ranks"], f.details["returned_comm_ranks"]) == ([2], [0, 1, 3])
+    assert blamed([f]) == {2}
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert f.severity == "error"
+
+
+def test_half_of_the_ranks_inside_name_nobody() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    last_call(comms, t, inside=(1, 2))
+    cover(job.procs, t + 70)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.role, f.culprits) == ("collective_missing_exit", "unknown", ())
+
+
+def test_a_call_that_returns_late_is_over() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        c.proc.call(c, "ncclAllReduce", t, dur=200.0 if r == 2 else 0.1)
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
+def test_a_rank_that_is_held_up_elsewhere_is_not_blamed_for_its_exit() -> None:
+    """Rank 2's host is inside on one communicator; on another it waits for rank 4."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    pair = [
+        job.procs[2].comm("00000000000000bb", 0, 2),
+        job.proc(4).comm("00000000000000bb", 1, 2),
+    ]
+    t = steps(pair, 5, start=t)
+    pair[0].proc.call(pair[0], "ncclAllReduce", t)
+    last_call(comms, t + 0.1, inside=(2,))
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert "collective_missing_exit" not in {f.hang_type for f in found}
+    assert blamed(found) == {4}
+
+
+def test_the_others_have_gone_on_from_a_call_that_one_does_not_leave() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    last_call(comms, t, inside=(2,))
+    last_call([c for r, c in enumerate(comms) if r != 2], t + 0.1, inside=())
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.details["reason"]) == ("nccl_missing_exit", "call_not_returned")
+    assert blamed([f]) == {2}
+    assert f.details["confidence"] == "inferred"
+
+
+def test_a_rank_inside_and_waiting_elsewhere_keeps_its_absence() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    pair = [
+        job.procs[2].comm("00000000000000bb", 0, 2),
+        job.proc(3).comm("00000000000000bb", 1, 2),
+    ]
+    pair[0].proc.call(pair[0], "ncclAllReduce", t)
+    last_call(comms, t + 0.1, inside=(2,))
+    last_call(comms[:2], t + 0.2, inside=())
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert "nccl_missing_exit" not in {f.hang_type for f in found}
+    assert blamed(found) == {3}
+
+
+# -- other calls -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["ncclCommAbort", "ncclMemFree", "ncclCommDeregister"])
+def test_a_call_that_waits_for_nobody_and_does_not_return(api: str) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[1].proc.enter(comms[1], api, t)
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity, f.details["api"]) == ("nccl_missing_exit", "error", api)
+    assert blamed([f]) == {1}
+
+
+def test_absences_follow_from_a_call_that_does_not_return() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[1].proc.enter(comms[1], "ncclCommDeregister", t)
+    steps([comms[0], comms[2]], 1, start=t)
+    cover(job.procs, t + 400)
+    found = {f.hang_type: f for f in analyze_job(job)}
+    absence, call = found["collective_missing_enter"], found["nccl_missing_exit"]
+    assert (absence.role, absence.downstream_of) == ("downstream", call.id)
+    assert blamed(list(found.values())) == {1}
+
+
+def test_a_call_that_returns() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[1].proc.call(comms[1], "ncclCommDeregister", t, dur=100.0)
+    cover(job.procs, t + 400)
+    assert analyze_job(job) == []
+
+
+def destroy(comms: list[Comm], t: float, inside: tuple[int, ...], out: tuple[int, ...]) -> None:
+    for r in (*inside, *out):
+        c = comms[r]
+        c.proc.comm_end(c, t, "destroy")
+        if r in inside:
+            c.proc.enter(c, "ncclCommDestroy", t)
+        else:
+            c.proc.call(c, "ncclCommDestroy", t, dur=1.0)
+
+
+def test_a_destroy_that_returns_on_all_but_one() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    destroy(comms, t, inside=(1,), out=(0, 2))
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity) == ("nccl_missing_exit", "error")
+    assert blamed([f]) == {1}
+
+
+def test_a_destroy_that_may_wait_for_the_others_is_a_notice_that_names_nobody() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    destroy(comms, t, inside=(1,), out=(0,))
+    cover(job.procs, t + 1000)
+    (f,) = analyze_job(job)
+    assert (f.severity, f.role, f.culprits) == ("notice", "unknown", ())
+
+
+def test_a_process_that_ended_is_inside_no_more() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    destroy(comms, t, inside=(1,), out=(0, 2))
+    for p in job.procs:
+        p.cover(0.5, t + 5)
+        p.end(t + 6)
+    assert analyze_job(job) == []
+
+
+# -- errors ----------------------------------------------------------------
+
+
+def fail(c: Comm, t: float, rc: int, dur: float = 0.01) -> None:
+    c.proc.call(c, "ncclAllReduce", t, dur=dur, rc=rc)
+
+
+def test_in_progress_is_no_error() -> None:
+    job = Job()
+    comms = job.world(3)
+    steps(comms, 5, rc=7)
+    cover(job.procs, 400)
+    assert analyze_job(job) == []
+
+
+def test_errors_that_follow_from_another_ranks_error() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    fail(comms[2], t, 1)
+    for r in (0, 1):
+        fail(comms[r], t, 6, dur=5.0)
+    fail(comms[3], t, 2, dur=8.0)
+    cover(job.procs, t + 20)
+    found = analyze_job(job)
+    assert {f.hang_type for f in found} == {"nccl_error_exit"}
+    assert blamed(found) == {2}
+    assert [f.role for f in found].count("downstream") == 2
+
+
+def test_one_code_on_all_began_where_it_came_first() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        fail(c, t, 2, dur=0.1 if r == 1 else 6.0)
+    cover(job.procs, t + 20)
+    (f,) = analyze_job(job)
+    assert f.details["error_comm_ranks"] == [0, 1, 2, 3]
+    assert blamed([f]) == {1}
+
+
+def test_wrong_arguments_do_not_spread() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        fail(c, t + 2 * r, 4)
+    cover(job.procs, t + 20)
+    (f,) = analyze_job(job)
+    assert blamed([f]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("rc", [2, 6])
+def test_errors_after_a_crash_name_who_crashed(rc: int) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for c in comms[:3]:
+        fail(c, t, rc, dur=3.0)
+    comms[3].proc.cover(0.5, t + 1)
+    comms[3].proc.end(t + 1.5, how="signaled", signal=9)
+    cover(job.procs[:3], t + 20)
+    found = analyze_job(job)
+    assert blamed(found) == {3}
+    (f,) = [f for f in found if f.hang_type == "nccl_error_exit"]
+    assert f.details["after_end_of"]["comm_rank"] == 3
+    assert "signal 9" in f.details["summary"]
+
+
+def test_a_crash_after_its_own_error_is_its_own() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    fail(comms[3], t, 2)
+    comms[3].proc.cover(0.5, t + 1)
+    comms[3].proc.end(t + 1.5, code=1)
+    for c in comms[:3]:
+        fail(c, t, 6, dur=3.0)
+    cover(job.procs[:3], t + 20)
+    assert blamed(analyze_job(job)) == {3}
