@@ -177,6 +177,7 @@ class NcclBackend(Operations):
         May be called by another thread than the one that is blocked.
         """
         self.health.fail(self.health.generation, "it was aborted")
+        self.cuda.set_current()
         self._abort_comm()
 
     def close(self, *, abort: bool = False) -> None:

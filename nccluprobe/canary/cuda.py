@@ -148,6 +148,7 @@ class Cuda:
         """Copies host bytes to the device; returns when they are there."""
         raw = bytes(data)
         self._check("cuMemcpyHtoD_v2", pointer, raw, len(raw))
+        self._settle()
 
     def read(self, pointer: int, nbytes: int) -> bytes:
         raw = ctypes.create_string_buffer(nbytes)
@@ -155,7 +156,14 @@ class Cuda:
         return raw.raw
 
     def fill(self, pointer: int, value: int, nbytes: int) -> None:
+        """Sets bytes of the device; returns when they are set."""
         self._check("cuMemsetD8_v2", pointer, value, nbytes)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for the default stream, which our streams do not wait for: a set, and a
+        copy from pageable memory, may go on after the call has returned."""
+        self._check("cuStreamSynchronize", None)
 
     def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._check("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)

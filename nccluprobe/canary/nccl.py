@@ -155,8 +155,9 @@ class Nccl:
         words = [RESULTS.get(result, f"result {result}"), text.decode(errors="replace")]
         if hasattr(self._lib, "ncclGetLastError"):
             last = self._lib.ncclGetLastError(None)
-            words += [last.decode(errors="replace").strip()] if last else []
-        return NcclError(function, result, ": ".join(word for word in words if word))
+            words += [last.decode(errors="replace")] if last else []
+        # NCCL's own texts may have several lines.
+        return NcclError(function, result, ": ".join(" ".join(w.split()) for w in words if w))
 
     # ---- typed conveniences -------------------------------------------------------------
 

@@ -316,6 +316,8 @@ class Operations(Core):
         DeadlineError after `deadline` seconds (default: none).
         """
         generation = self.health.require("barrier")
+        if self.grouped:
+            raise ArgumentError("barrier waits, and cannot be part of a group")
         if self._barrier_buffer is None:
             self._barrier_buffer = self.alloc(4)
             self._barrier_buffer.fill(0)

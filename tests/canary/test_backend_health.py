@@ -292,6 +292,42 @@ def test_a_broadcast_has_a_deadline_and_an_unhealthy_communicator_is_refused() -
     assert 0.4 <= took < 3 and refused == 9
 
 
+def grouped(rank: int, world: int, port: int) -> Any:
+    with backend(rank, world, port) as b:
+        buf = b.alloc(8)
+        buf.write(pack("float32", [1.0, 2.0]))
+        with b.group():
+            for refused in (b.barrier, lambda: b.all_reduce_async(buf, 1, "float32")):
+                with pytest.raises(ArgumentError, match="group"):
+                    refused()
+            b.all_reduce(buf.view(0, 4), 1, "float32")
+            b.broadcast(buf.view(4, 4), 1, "float32", 0)  # does not wait in here
+        b.synchronize()
+        with pytest.raises(KeyError), b.group():
+            raise KeyError("the group is ended all the same")
+        b.barrier()
+        return unpack("float32", buf.read())
+
+
+def test_groups() -> None:
+    assert run(2, grouped) == [[2.0, 2.0]] * 2
+
+
+def held_back(rank: int, world: int, port: int) -> Any:
+    order: list[str] = []
+    with backend(rank, world, port, before_init=lambda: order.append("hook")) as b:
+        settle(b)
+        b.abort()
+        b.before_init = lambda: order.append("hook again")
+        b.attempt_reconnect()
+        b.barrier()
+    return order
+
+
+def test_a_rank_can_be_held_back_between_bootstrap_and_init() -> None:
+    assert run(2, held_back) == [["hook", "hook again"]] * 2
+
+
 def idle(rank: int, world: int, port: int) -> Any:
     with logged() as lines, backend(rank, world, port, deadline=0.2) as b:
         buf = b.alloc(8)
