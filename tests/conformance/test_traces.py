@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.analysis import analyze_job
 
-from conformance import faults, pair_twins, pairs, twins
+from conformance.cases import by_id
 from conformance.known import reason
 from conformance.model import Model
 from conformance.traces import write
@@ -19,19 +19,8 @@ from nccluprobe.match.options import SECOND
 LIMITS = {"missing_after": 4 * SECOND, "late_after": 2 * SECOND, "error_after": 8 * SECOND}
 
 
-def all_cases() -> Iterator[Case]:
-    """From the API table: a new function is covered by itself."""
-    for n in faults.SIZES:
-        for api in faults.COLLECTIVES:
-            yield from faults.cases(api, n)
-            yield from twins.twins(api, n)
-        for api in pairs.P2P:
-            yield from pairs.cases(api, n)
-            yield from pair_twins.twins(api, n)
-
-
 def params() -> Iterator[Any]:
-    for case in all_cases():
+    for case in by_id().values():
         why = reason(case.id)
         marks = [pytest.mark.xfail(strict=True, reason=why)] if why else []
         yield pytest.param(case, id=case.id, marks=marks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from conformance.program import Program
@@ -93,8 +93,13 @@ def text(f: Finding) -> str:
     )
 
 
-def faults_of(truth: Truth, findings: Collection[Finding]) -> list[str]:
-    """What is wrong with these findings; nothing when they say what is true."""
+def faults_of(
+    truth: Truth, findings: Collection[Finding], hashes: Mapping[str, str] | None = None
+) -> list[str]:
+    """What is wrong with these findings; nothing when they say what is true.
+
+    ``hashes``: communicator's name -> its hash, where it is not that of a made-up trace.
+    """
     standing = [f for f in findings if f.state == "open"]
     if truth is SILENCE:
         return [f"a correct program, and {text(f)}" for f in standing]
@@ -107,7 +112,8 @@ def faults_of(truth: Truth, findings: Collection[Finding]) -> list[str]:
         )
     if not standing and not truth.required:
         return found
-    found += _main(truth, standing)
+    place = None if truth.comm is None else (hashes or {}).get(truth.comm, comm_hash(truth.comm))
+    found += _main(truth, standing, place)
     causes = [f for f in standing if f.role == "root_cause"]
     if len(causes) > truth.causes:
         found.append(f"{len(causes)} causes for one fault")
@@ -120,14 +126,14 @@ def faults_of(truth: Truth, findings: Collection[Finding]) -> list[str]:
     return found
 
 
-def _main(truth: Truth, standing: list[Finding]) -> list[str]:
+def _main(truth: Truth, standing: list[Finding], place: str | None) -> list[str]:
     """The finding that tells the fault: its name, place and content."""
     roles = {"root_cause"} if truth.blamed and not truth.or_blamed else {"root_cause", "unknown"}
     main = [f for f in standing if f.hang_type in truth.kinds and f.role in roles]
     if not main:
         return [f"no {' or '.join(truth.kinds)} that is a cause"] if truth.required else []
     wanted: dict[str, Callable[[Finding], bool]] = {
-        "communicator": lambda f: truth.comm is None or f.comm_uid_hash == comm_hash(truth.comm),
+        "communicator": lambda f: place in (None, f.comm_uid_hash),
         "comm_seq": lambda f: truth.seq is None or f.comm_seq == truth.seq,
         "differs_in": lambda f: (
             truth.differs is None or f.details.get("differs_in") == [truth.differs]
