@@ -20,6 +20,7 @@ from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import UNKNOWN_CLOCK
 
 SECOND = 1_000_000_000
 #: PyTorch's own default.
@@ -178,6 +179,7 @@ class FlightRecorder:
             front="flight recorder",
             nccl_versions=(dump.nccl_version,) if dump and dump.nccl_version else (),
         )
+        yield m.ClockState(source, UNKNOWN_CLOCK)
         mine = [g for g in self._groups.values() if rank in g.parts]
         for comm, group in enumerate(mine, 1):
             yield self._comm(source, comm, group, group.parts[rank])
@@ -191,6 +193,9 @@ class FlightRecorder:
             c = part.collectives
             yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
         if dump is not None:
+            if dump.whole:
+                times = np.sort(dump.created)
+                yield m.Activity(source, times, times)
             yield m.Coverage(
                 source=source,
                 t=through,

@@ -79,6 +79,12 @@ class Dump:
     def __len__(self) -> int:
         return len(self.seq)
 
+    @property
+    def whole(self) -> bool:
+        """Whether no entry is missing between the oldest and the newest."""
+        n = len(self)
+        return n > 0 and int(self.record.max()) - int(self.record.min()) == n - 1
+
 
 class _PlainUnpickler(pickle.Unpickler):
     """Plain types only."""

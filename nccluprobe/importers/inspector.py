@@ -18,6 +18,7 @@ import orjson
 from nccluprobe.importers.common import Numbers, Told, lines_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import UNKNOWN_CLOCK
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _BIG = 2**62
@@ -189,6 +190,7 @@ class Inspector:
             front="nccl inspector",
             cannot_see=("calls that are not complete", "send_recv"),
         )
+        yield m.ClockState(source, UNKNOWN_CLOCK)
         for e in placed:
             yield m.CommInfo(
                 source=source,
@@ -205,6 +207,10 @@ class Inspector:
         for e in placed:
             yield self._batch(source, e, bases[e.hash, e.nranks][e.rank], times)
             yield m.Completed(source, e.id, len(e.rows))
+        starts = sorted(r[3] for e in placed for r in e.rows if r[4])
+        if starts:
+            known = np.array(starts, np.int64)
+            yield m.Activity(source, known, known)
         yield m.Coverage(
             source=source,
             t=p.newest,

@@ -222,11 +222,15 @@ class _Text:
                 if hash_ == comm.hash:
                     for rank, count in _spread(comm, values, self.missing.get(hash_, [])).items():
                         counts.setdefault(rank, {})[function] = count
+            missing = self.missing.get(comm.hash, [])
+            if missing and not counts:
+                # All others answer, and are level.
+                counts = {r: {} for r in range(comm.nranks) if r not in missing}
             for rank, by_function in sorted(counts.items()):
                 host, pid = self.named.get((comm.hash, rank), (f"rank {rank} of {comm.hash}", 0))
                 seqs = _seqs(by_function)
                 comm.ranks.append(_Rank(rank, host, pid, seqs))
-            for rank in self.missing.get(comm.hash, []):
+            for rank in missing:
                 host, pid = self.named.get((comm.hash, rank), (f"rank {rank} of {comm.hash}", 0))
                 if not pid and len(self.dead) == 1:
                     host, pid = next(iter(self.dead))
@@ -275,6 +279,7 @@ def items(report: Report, numbers: Numbers) -> Iterator[list[m.Item]]:
     for (host, pid), ranks in sorted(by_process.items()):
         largest = max(ranks, key=lambda x: x[0].nranks)
         source = numbers.take()
+        traced = (host, pid) in numbers.known
         look = m.Looked(
             source=source,
             key=numbers.key("ras", host, pid),
@@ -290,4 +295,16 @@ def items(report: Report, numbers: Numbers) -> Iterator[list[m.Item]]:
                 for c, r in ranks
             ),
         )
-        yield [m.SourceOpened(source, host), look, m.Progress(source, report.t, caught_up=True)]
+        made: list[m.Item] = [m.SourceOpened(source, host)]
+        if not traced:
+            made.append(
+                m.ProcessInfo(
+                    source=source,
+                    key=look.key,
+                    run_id="ras",
+                    host=host,
+                    rank=look.rank,
+                    front="nccl ras",
+                )
+            )
+        yield [*made, look, m.Progress(source, report.t, caught_up=True)]

@@ -18,7 +18,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import UNSEEN, SignatureTable
-from nccluprobe.match.standing_text import describe
+from nccluprobe.match.standing_text import describe, describe_gone
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _KEPT = 200_000
@@ -80,6 +80,8 @@ class Group:
     hash: str
     nranks: int
     stands: dict[int, Stand] = field(default_factory=dict)
+    #: Ranks whose process is gone, though they have not left the communicator.
+    gone: dict[int, m.Looked] = field(default_factory=dict)
     name: str | None = None
     #: Nothing can be said of it: its counters move, or two have one rank.
     void: bool = False
@@ -144,7 +146,12 @@ class Standing:
                 _add_traced(group, traced[0], table)
             elif traced:
                 continue
-            if group.void or len(group.stands) < 2 or _told(group, current):
+            if _told(group, current):
+                continue
+            if group.gone and group.stands:
+                found.append(describe_gone(group, context(group.hash)))
+                continue
+            if group.void or len(group.stands) < 2:
                 continue
             lags = group.lags()
             if lags:
@@ -159,6 +166,8 @@ class Standing:
                 group = groups.setdefault((comm.hash, comm.nranks), Group(comm.hash, comm.nranks))
                 group.name = group.name or comm.name
                 if comm.seqs is None:
+                    if not look.alive:
+                        group.gone[comm.comm_rank] = look
                     continue
                 group.void |= comm.moving or comm.comm_rank in group.stands
                 process = by_key.get(look.key)

@@ -86,6 +86,62 @@ def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Fin
     )
 
 
+def describe_gone(group: Group, ctx: Context) -> Finding:
+    """A finding for ranks whose process is gone while others still use the communicator."""
+    gone = dict(sorted(group.gone.items()))
+    now = max(ctx.now, *(look.t for look in gone.values()))
+    statuses = []
+    for rank, look in gone.items():
+        status: dict[str, Any] = {
+            "comm_rank": rank,
+            "global_rank": look.rank,
+            "heartbeat": "absent",
+            "heartbeat_age_s": seconds(max(0, now - look.t)),
+            "probe_dropped_events": None,
+            "reason": "rank_exit_or_crash_suspected",
+        }
+        if look.key.pid:
+            status |= {"host": look.host, "pid": look.key.pid}
+        statuses.append(status)
+    missing, stay = list(gone), sorted(group.stands)
+    label = group.hash + (f" ({group.name})" if group.name else "")
+    several = len(missing) > 1
+    details: dict[str, Any] = {
+        "api": None,
+        "expected_nranks": group.nranks,
+        "entered_comm_ranks": stay,
+        "missing_comm_ranks": missing,
+        "missing_rank_status": statuses,
+        "waited_s": 0.0,
+        "reason": "rank_exit_or_crash_suspected",
+        "confidence": "inferred",
+        "trace_event_loss_possible": False,
+        "comm_name": group.name,
+        "instance": None,
+        "summary": (
+            f"Rank{'s' if several else ''} {ranks_text(missing)} of communicator {label} "
+            f"{'are' if several else 'is'} gone: the process{'es' if several else ''} "
+            f"cannot be reached any more, while {len(stay)} others still use it."
+        ),
+    }
+    return Finding(
+        key=("gone", group.hash, group.nranks, tuple(missing)),
+        hang_type="comm_ended_under_waiters",
+        run_id=ctx.run_id,
+        comm_uid_hash=group.hash,
+        comm_seq=None,
+        detected_at=now,
+        details=details,
+        severity="error",
+        role="root_cause",
+        job=ctx.job,
+        coverage={"observed_ranks": len(stay), "expected_nranks": group.nranks},
+        since=min(look.t for look in gone.values()),
+        culprits=tuple(look.key for look in gone.values()),
+        waiters=tuple(s.who for _, s in sorted(group.stands.items())),
+    )
+
+
 def _status(s: Stand, lag: dict[str, int], now: int) -> dict[str, Any]:
     look, p = s.look, s.process
     alive = look.alive if look is not None else p is not None and not p.ended
