@@ -9,7 +9,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.idle import wait_for_root
+from nccluprobe.match.lessons import wait_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import Signature, SignatureTable
 from nccluprobe.match.status import (

@@ -16,7 +16,7 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.disagree import Decision, Shift
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.idle import Lesson, lesson_of, waited_for_root
+from nccluprobe.match.lessons import Lesson, lesson_of, waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.place import place
 from nccluprobe.match.signature import UNCOUNTED, UNSEEN, Signature, SignatureTable

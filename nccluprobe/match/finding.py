@@ -96,8 +96,10 @@ class Finding:
     since: int = 0
     culprits: tuple[Hashable, ...] = ()  # processes it points at
     waiters: tuple[Hashable, ...] = ()  # processes that wait
-    #: Only the root with its data is absent: what such waits taught before (idle.Lesson).
+    #: Only the root with its data is absent: what such waits taught before (lessons.Lesson).
     for_root: tuple[str, int | None, int] | None = None
+    #: Members (endpoints) that entered and have left: they are to be named.
+    left: tuple[Any, ...] = ()
     #: Processes that may be those that did not come, of whom only ranks are known.
     candidates: tuple[Hashable, ...] = ()
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.leaving import gone_under, note_left
+from nccluprobe.match.lessons import ROOTED_FROM, waited_for_root
 from nccluprobe.match.model import SIG_LOST
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import Signature
-from nccluprobe.nccl.enums import DATATYPE_BYTES
 
 if TYPE_CHECKING:
-    from nccluprobe.match.absence import Context, OpenSlot
+    from nccluprobe.match.absence import Context
     from nccluprobe.match.communicator import CommKey, LateSlot
     from nccluprobe.match.waits import Wait
 
-#: Calls in which the others can do nothing until the root has come.
-ROOTED_FROM = frozenset({"ncclBroadcast", "ncclScatter"})
 #: States of the main thread in which a process does not work for anybody.
 _HELD = frozenset({"stopped", "uninterruptible", "dead"})
 #: Findings of these kinds say that ranks are blocked in something else.
@@ -46,31 +45,7 @@ _BLOCKED = frozenset(
     }
 )
 
-Lesson = tuple[str, int | None, int]
-
 DECLARED, LEARNED, UNDECIDED = "declared", "learned", "undecided"
-
-
-def lesson_of(s: Signature) -> Lesson:
-    """What a long wait teaches about: (api, root, size class by powers of two of bytes)."""
-    size = (s.count or 0) * DATATYPE_BYTES.get(s.datatype or "", 1)
-    return (s.api, s.root, size.bit_length())
-
-
-def waited_for_root(s: Signature, times: Mapping[int, int], longer_than: int) -> bool:
-    """Whether a slot that all have entered was a long wait for its root alone."""
-    if s.api not in ROOTED_FROM or s.root is None or s.root not in times:
-        return False
-    others = [t for r, t in times.items() if r != s.root]
-    return bool(others) and times[s.root] - max(others) > longer_than
-
-
-def wait_for_root(o: OpenSlot) -> Lesson | None:
-    """What history may have taught, when all that is absent is the root with its data."""
-    s = o.signature
-    if s is None or s.api not in ROOTED_FROM or s.root is None:
-        return None
-    return lesson_of(s) if [e.comm_rank for e in o.absent] == [s.root] else None
 
 
 def delay_is_idle(wait: LateSlot, signature: Signature, options: Options) -> bool:
@@ -89,6 +64,11 @@ def apply(
     kinds: dict[int, str] = {}
     for w in asked:
         if _may_idle(w, contexts[w.comm.key]) and not _hindered(w, current):
+            gone = gone_under(w, contexts[w.comm.key])
+            if gone:
+                if w.absent[0] not in gone:
+                    note_left(w, gone)
+                continue
             kind = _kind(w, contexts[w.comm.key])
             if kind is not None:
                 kinds[id(w)] = kind
@@ -141,9 +121,7 @@ def _only_such_calls(w: Wait, ctx: Context) -> bool:
 
 
 def _may_idle(w: Wait, ctx: Context) -> bool:
-    """Whether the root is free to come, and everybody is still there to take part."""
-    if any(e.process.ended or e.end is not None for e in w.comm.endpoints.values()):
-        return False
+    """Whether the root is free to come."""
     (root,) = w.absent
     process = root.process
     inside = process.inside_now()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, completion, exits, idle, inits, roles
+from nccluprobe.match import absence, completion, exits, idle, inits, leaving, roles
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -95,6 +95,7 @@ class Matcher(State):
             current,
         )
         exits.relabel(waits, contexts)
+        leaving.settle(waits, contexts)
         inits.link(current)
         self._note_missed(waits)
         self._name(current)

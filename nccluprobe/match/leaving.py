@@ -1,0 +1,127 @@
+"""Ranks that left: the job, or a communicator, while others wait on.
+
+A job that goes down rank by rank is no hang: who leaves has left somebody only
+when others wait on for longer than a shutdown takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccluprobe.match.absence import Context, waiting_until
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.status import end_reason, ended_abruptly, rank_status, ranks_text
+
+if TYPE_CHECKING:
+    from nccluprobe.match.communicator import CommKey
+    from nccluprobe.match.endpoint import Endpoint
+    from nccluprobe.match.waits import Wait
+
+#: Ways to end a communicator that belong to an orderly end.
+_ORDERLY = frozenset({"destroy", "finalize"})
+
+
+def left_at(e: Endpoint) -> int | None:
+    """When a member ended, or ended the communicator; None: it is there."""
+    times = [e.end.t] if e.end is not None else []
+    if e.process.ended and e.process.end is not None:
+        times.append(e.process.end.t)
+    return min(times, default=None)
+
+
+def gone_under(w: Wait, ctx: Context) -> list[Endpoint]:
+    """Members that have left while others waited on."""
+    gone = []
+    for e in w.comm.endpoints.values():
+        at = left_at(e)
+        if at is None:
+            continue
+        abrupt = e.end is None and ended_abruptly(e.process)
+        grace = 0 if abrupt else min(ctx.options.silent_after, ctx.options.missing_after)
+        until = max((waiting_until(x, ctx) for x in w.entered if x is not e), default=0)
+        if until - max(at, w.first) > grace:
+            gone.append(e)
+    return gone
+
+
+def note_left(w: Wait, gone: list[Endpoint]) -> None:
+    """The absent one may be free to come, but who entered and left cannot take part any more.
+
+    Before roles are set: the absent one is not named; ``settle`` names who left.
+    """
+    f = w.finding
+    assert f is not None
+    f.culprits = ()
+    f.left = tuple(gone)
+
+
+def settle(waits: list[Wait], contexts: dict[CommKey, Context]) -> None:
+    """Name who left under the others, or who made a call after all others had; after roles."""
+    for w in waits:
+        f = w.finding
+        if f is None:
+            continue
+        if f.left:
+            _left(w, f, contexts[w.comm.key])
+        elif f.role == "root_cause" and _is_extra(w, f):
+            _extra(w, f)
+
+
+def _left(w: Wait, f: Finding, ctx: Context) -> None:
+    gone: list[Endpoint] = list(f.left)
+    ranks = [e.comm_rank for e in gone if e.comm_rank is not None]
+    status = [
+        rank_status(w.comm, r, e, ctx.now, ctx.options.silent_after, _why(e))
+        for r, e in zip(ranks, gone, strict=False)
+    ]
+    f.hang_type, f.severity, f.role = "comm_ended_under_waiters", "error", "root_cause"
+    f.downstream_of = None
+    f.culprits = tuple(e.process.who for e in gone)
+    f.details |= {
+        "reason": status[0]["reason"],
+        "left_comm_ranks": ranks,
+        "left_rank_status": status,
+        "summary": (
+            f"Rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of communicator "
+            f"{w.comm.label} entered {w.label} and left before it could end; the others wait on."
+        ),
+    }
+
+
+def _why(e: Endpoint) -> str:
+    end = e.process.end if e.process.ended else None
+    if e.end is not None and (end is None or e.end.t <= end.t):
+        return "rank_ended_communicator"
+    return end_reason(e.process)
+
+
+def _is_extra(w: Wait, f: Finding) -> bool:
+    """Whether the greater part had an orderly end after the same call."""
+    if f.hang_type not in ("collective_missing_enter", "comm_ended_under_waiters"):
+        return False
+    if w.seq is None or not w.comm.complete_view or 2 * len(w.absent) <= w.comm.key.nranks:
+        return False
+    return all(
+        left_at(e) is not None
+        and not ended_abruptly(e.process)
+        and (e.end is None or e.end.how in _ORDERLY)
+        for e in w.absent
+    )
+
+
+def _extra(w: Wait, f: Finding) -> None:
+    ranks = [e.comm_rank for e in w.entered if e.comm_rank is not None]
+    others = ranks_text([e.comm_rank for e in w.absent if e.comm_rank is not None])
+    f.hang_type = "skipped_or_extra_call"
+    f.culprits = tuple(e.process.who for e in w.entered)
+    f.details |= {
+        "reason": "call_extra",
+        "confidence": "inferred",
+        "call": f.details.get("signature"),
+        "minority_comm_ranks": ranks,
+        "summary": (
+            f"Rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of communicator "
+            f"{w.comm.label} called {w.label} after ranks {others}, the greater part, had made "
+            f"their last call and come to an orderly end."
+        ),
+    }

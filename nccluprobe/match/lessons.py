@@ -1,0 +1,39 @@
+"""What long waits for a root teach: pure functions on signatures and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nccluprobe.match.signature import Signature
+from nccluprobe.nccl.enums import DATATYPE_BYTES
+
+if TYPE_CHECKING:
+    from nccluprobe.match.absence import OpenSlot
+
+#: Calls in which the others can do nothing until the root has come.
+ROOTED_FROM = frozenset({"ncclBroadcast", "ncclScatter"})
+
+Lesson = tuple[str, int | None, int]
+
+
+def lesson_of(s: Signature) -> Lesson:
+    """What a long wait teaches about: (api, root, size class by powers of two of bytes)."""
+    size = (s.count or 0) * DATATYPE_BYTES.get(s.datatype or "", 1)
+    return (s.api, s.root, size.bit_length())
+
+
+def waited_for_root(s: Signature, times: Mapping[int, int], longer_than: int) -> bool:
+    """Whether a slot that all have entered was a long wait for its root alone."""
+    if s.api not in ROOTED_FROM or s.root is None or s.root not in times:
+        return False
+    others = [t for r, t in times.items() if r != s.root]
+    return bool(others) and times[s.root] - max(others) > longer_than
+
+
+def wait_for_root(o: OpenSlot) -> Lesson | None:
+    """What history may have taught, when all that is absent is the root with its data."""
+    s = o.signature
+    if s is None or s.api not in ROOTED_FROM or s.root is None:
+        return None
+    return lesson_of(s) if [e.comm_rank for e in o.absent] == [s.root] else None

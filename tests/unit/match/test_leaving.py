@@ -1,0 +1,155 @@
+"""Ranks that leave the job: an orderly end is silent, whoever leaves others waiting is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Comm, Job, unix
+
+from nccluprobe.match.finding import Finding
+
+IDLE: dict[str, Any] = {"idle_ok": ("*aa",)}
+OPTIONS = pytest.mark.parametrize("options", [IDLE, {}], ids=["declared", "undecided"])
+
+
+def blamed(found: list[Finding]) -> set[int]:
+    named = [d for f in found if f.role == "root_cause" and f.state == "open" for d in f.named]
+    return {d["rank"] for d in named}
+
+
+def followers_wait(n: int = 4) -> tuple[Job, list[Comm], float]:
+    job = Job()
+    comms = job.world(n)
+    t = steps(comms, 5)
+    for c in comms[1:]:
+        c.proc.call(c, "ncclBroadcast", t, root=0)
+    return job, comms, t
+
+
+def leave(c: Comm, t: float, how: str) -> None:
+    if how in ("abort", "destroy", "revoke"):
+        c.proc.comm_end(c, t, how)
+    elif how == "crash":
+        c.proc.end(t, code=1)
+    else:
+        c.proc.end(t, code=0)
+
+
+@OPTIONS
+@pytest.mark.parametrize("how", ["abort", "revoke", "crash", "exit"])
+def test_a_follower_that_leaves_an_idle_communicator_is_named(
+    how: str, options: dict[str, Any]
+) -> None:
+    job, comms, t = followers_wait()
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, t + (99 if r == 2 and how in ("crash", "exit") else 400))
+    leave(comms[2], t + 100, how)
+    (f,) = analyze_job(job, **options)
+    assert (f.hang_type, f.severity) == ("comm_ended_under_waiters", "error")
+    assert blamed([f]) == {2}
+    assert f.details["left_comm_ranks"] == [2]
+
+
+@pytest.mark.parametrize("root_first", [True, False])
+@pytest.mark.parametrize("how", ["exit", "destroy"])
+def test_an_idle_job_that_is_shut_down_is_silent_at_any_moment(how: str, root_first: bool) -> None:
+    job, comms, t = followers_wait()
+    order = comms if root_first else comms[::-1]
+    for i, c in enumerate(order):
+        gone = t + 600 + 0.5 * i
+        c.proc.cover(0.5, gone - 0.5)
+        if how == "destroy":
+            leave(c, gone - 0.3, how)
+        leave(c, gone, "exit")
+    run = Run(job, None)
+    run.analysis.matcher.options = run.analysis.matcher.options.__class__(**IDLE)
+    written = []
+    for at in range(int(t) + 590, int(t) + 612):
+        run.until(at)
+        written += run.scan(unix(at))
+    assert written == []
+    assert analyze_job(job, **IDLE) == []
+
+
+def test_followers_that_leave_long_before_an_idle_root_are_no_hang() -> None:
+    job, comms, t = followers_wait()
+    for c in comms[1:]:
+        c.proc.cover(0.5, t + 600)
+        leave(c, t + 600.5, "exit")
+    comms[0].proc.cover(0.5, t + 700)
+    leave(comms[0], t + 700.5, "exit")
+    assert analyze_job(job, **IDLE) == []
+
+
+@pytest.mark.parametrize("destroy", [False, True])
+def test_a_call_after_the_others_have_come_to_an_orderly_end_is_one_too_many(
+    destroy: bool,
+) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[3:], 1, start=t)
+    for c in comms[:3]:
+        if destroy:
+            c.proc.comm_end(c, t + 1, "destroy")
+        c.proc.cover(0.5, t + 2)
+        leave(c, t + 2.5, "exit")
+    cover(job.procs[3:], t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.details["reason"]) == ("skipped_or_extra_call", "call_extra")
+    assert blamed([f]) == {3}
+
+
+@pytest.mark.parametrize("how", ["crash", "abort"])
+def test_the_greater_part_did_not_end_in_an_orderly_way(how: str) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[3:], 1, start=t)
+    for c in comms[:3]:
+        leave(c, t + 2.5, how)
+        c.proc.cover(0.5, t + (2 if how == "crash" else 400))
+    cover(job.procs[3:], t + 400)
+    assert blamed(analyze_job(job)) == {0, 1, 2}
+
+
+def test_one_that_leaves_early_is_named_and_not_those_who_go_on() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    comms[3].proc.cover(0.5, t + 2)
+    leave(comms[3], t + 2.5, "exit")
+    cover(job.procs[:3], t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.details["reason"]) == ("collective_missing_enter", "rank_exited")
+    assert blamed([f]) == {3}
+
+
+def test_an_old_communicator_that_is_left_level_is_silent() -> None:
+    """Elastic: all go on with a new one, and never end the old one."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 20)
+    new = [c.proc.comm("00000000000000bb", r, 3, t=t) for r, c in enumerate(comms[:3])]
+    comms[3].proc.cover(0.5, t)
+    leave(comms[3], t + 0.5, "exit")
+    t = steps(new, 200, start=t + 1)
+    cover(job.procs[:3], t + 400)
+    assert analyze_job(job) == []
+
+
+def test_a_restart_under_one_label_is_silent() -> None:
+    job = Job()
+    for life in range(3):
+        t0 = 100.0 * life
+        procs = [job.proc(r, pid=2000 + 10 * life + r) for r in range(3)]
+        comms = [p.comm(f"00000000000000a{life}", r, 3, t=t0 + 1) for r, p in enumerate(procs)]
+        t = steps(comms, 20, start=t0 + 2)
+        steps(comms[: 2 - life], 1, start=t)
+        for r, p in enumerate(procs):
+            p.cover(t0 + 0.5, t + 1)
+            p.end(t + 1.5 + 0.2 * r, how="signaled", signal=15)
+    assert analyze_job(job) == []
