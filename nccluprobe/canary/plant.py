@@ -167,14 +167,18 @@ class Planter:
         b.send(buffer, _SEND_BYTES, "uint8", peer)
 
     def _order(self, fault: Fault) -> None:
-        """Each communicator's barrier is waited for before the other's."""
+        """A collective of each communicator, waited for inside the driver before the other."""
         assert self.second is not None
         both = [self.backend, self.second]
         if fault.rank == self.backend.rank:
             self._tell(fault, "ncclAllReduce")
             both.reverse()
         for backend in both:
-            backend.barrier()
+            buffer = backend.alloc(8)
+            buffer.fill(0)
+            backend.all_reduce(buffer, 1, "int64", "max")
+            backend.cuda.stream_synchronize(backend.stream)
+            buffer.free()
 
     def _split(self, fault: Fault) -> None:
         if fault.rank == self.backend.rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.e2e import Analyze, Line, Report, Stage, clean_env, validate, wait_
 
 from nccluprobe import resources
 from nccluprobe.canary.faults import KINDS
+from nccluprobe.canary.run import COMM_NAME
 from nccluprobe.canary.truth import compare, truths
 
 AT = 6
@@ -27,6 +29,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 #: Kinds by the rank that plants them; rank 1 when not told.
 RANKS = {"never": 2, "kill": 0, "count": 0, "root": 2, "stop": 2, "skip": 2}
 
+#: As on one node of NVLink: nobody learns of an abort.
+ENV = {"abort": {"SIMNCCL_ABORT_LOCAL": "1"}}
 #: So many jobs run at a time.
 AT_ONCE = 7
 JOBS = ("healthy", *KINDS)
@@ -57,16 +61,37 @@ class Canary:
         ]
 
     def start(
-        self, job: str, *args: str, env: Mapping[str, str] | None = None, prefix: Any = ()
+        self,
+        job: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[Any] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
-        log = (self.stage.tmp / f"{job}.err").open("w")
+        log = self._log(job).open("w")
         self.jobs[job] = self.stage.popen(
             [*prefix, *self.command(*args, "--truth", str(self.truth_file(job)))],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=log,
             stderr=log,
-            env={**clean_env(), **(env or {}), "TORCHELASTIC_RUN_ID": job},
+            env={**clean_env(), **ENV.get(job, {}), **(env or {}), "TORCHELASTIC_RUN_ID": job},
         )
+
+    def tell(self, job: str, line: str) -> None:
+        pipe = self.jobs[job].stdin
+        assert pipe is not None
+        pipe.write(line + "\n")
+        pipe.flush()
+
+    def log(self, job: str) -> str:
+        """What it printed, and what it complained about."""
+        return self._log(job).read_text()
+
+    def wait_log(self, job: str, text: str) -> None:
+        wait_for(lambda: text in self.log(job), text, context=lambda: self.log(job))
+
+    def _log(self, job: str) -> Path:
+        return self.stage.tmp / f"{job}.log"
 
     def truth_file(self, job: str) -> Path:
         return self.stage.tmp / f"{job}.truth"
@@ -79,8 +104,8 @@ class Canary:
     def verdict(self, job: str, report: Report) -> tuple[bool, str]:
         mine = [f for f in report.findings if f["run_id"] == job]
         truth = self.truth(job)
-        if truth is None and job not in ("healthy",) and not job.startswith("serve"):
-            return False, "nothing planted yet: " + (self.stage.tmp / f"{job}.err").read_text()
+        if truth is None and job not in ("healthy", "serve"):
+            return False, "nothing planted yet: " + self.log(job)
         return compare(truth, mine)
 
     def stop(self) -> None:
@@ -149,3 +174,66 @@ def test_every_planted_fault_is_found_by_preload(
         report = judged(canary, analyze, jobs, out)
         assert report.rc == 10
         canary.stop()
+
+
+# --- an inference group -------------------------------------------------------
+
+#: Longer than the threshold: a wait that teaches.
+IDLE_S = 1.8
+
+
+def serving(stage: Stage, canary: Canary, analyze: Analyze, front: Sequence[Any]) -> None:
+    """Idle followers: no finding when declared or learnt; the root's end is found."""
+    out = stage.tmp / "out"
+    faults = {"serve": (), "serve_kill": ("kill",), "serve_abort": ("abort",)}
+    for job, kinds in faults.items():
+        planted = [x for kind in kinds for x in ("--inject", f"{kind}:rank=0,at=5")]
+        canary.start(
+            job, "--serve", "--hold", "100", *planted,
+            env={"SIMNCCL_ABORT_LOCAL": "1"}, prefix=front, stdin=subprocess.PIPE,
+        )  # fmt: skip
+
+    def request(number: int, *, all_answer: bool = True) -> None:
+        for job in faults:
+            canary.tell(job, "run")
+        for job in faults if all_answer else ("serve",):
+            canary.wait_log(job, f"request {number}:")
+
+    serve = out / "tracing" / "serve"
+    for number in range(5):
+        request(number)
+        time.sleep(IDLE_S)
+        if number == 0:
+            # From the start, by declaration; without it the wait is told, and blames nobody.
+            found = analyze(serve, more=("--idle-ok", COMM_NAME))
+            assert found.open == [], found.text
+            undecided = analyze(serve)
+            assert [f["role"] for f in undecided.open] == ["unknown"], undecided.text
+            assert "cause not decidable" in undecided.text
+    request(5, all_answer=False)
+    time.sleep(IDLE_S)
+    learnt = analyze(serve)
+    assert learnt.open == [], learnt.text
+    judged(canary, analyze, ("serve_kill", "serve_abort"), out)
+    canary.tell("serve", "quit")
+    assert canary.jobs["serve"].wait(30) == 0, canary.log("serve")
+    canary.stop()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_idle_followers_and_their_root_under_attach(
+    stage: Stage, canary: Canary, analyze: Analyze
+) -> None:
+    daemon = stage.attach_glob()
+    serving(stage, canary, analyze, ())
+    daemon.stop()
+    validate(daemon.traces())
+
+
+@pytest.mark.slow
+def test_idle_followers_and_their_root_under_preload(
+    stage: Stage, canary: Canary, analyze: Analyze, nccluprobe_command: list[str]
+) -> None:
+    out = stage.tmp / "out"
+    serving(stage, canary, analyze, [*nccluprobe_command, "preload", "--out", out, "--"])

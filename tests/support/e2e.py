@@ -646,7 +646,12 @@ class Analyze:
         self.runs = 0
 
     def __call__(
-        self, *folders: Path, missing: float = 1, late: float = 1, error: float = 2
+        self,
+        *folders: Path,
+        missing: float = 1,
+        late: float = 1,
+        error: float = 2,
+        more: Sequence[str] = (),
     ) -> Report:
         self.runs += 1
         out = self.tmp / f"analyze{self.runs}"
@@ -656,6 +661,7 @@ class Analyze:
             *("--late-after", str(late)),
             *("--error-after", str(error)),
             *("--out", str(out)),
+            *more,
         ]
         done = self.cli("analyze", *folders, *args)
         file = out / "findings.jsonl"
