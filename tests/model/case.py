@@ -35,13 +35,17 @@ class Case:
     visible: bool = True
     #: Ranks that are away for long, and come back: they may be called late.
     slow: frozenset[int] = frozenset()
+    #: Hosts without a tracer.
+    untraced: frozenset[str] = frozenset()
 
     def traces(self, rate: float = 0.0) -> JobTrace:
         """What a tracer wrote that lost this part of all records."""
         rng = random.Random(f"loss {self.seed} {rate}")
         burst = rng.choice([1, 1, 4, 16])
         lost = {p.rank: lose(p, rate, rng, burst) for p in self.engine.procs}
-        return emit(self.engine, self.horizon, lost)
+        job = emit(self.engine, self.horizon, lost)
+        job.procs = [t for t in job.procs if t.host not in self.untraced]
+        return job
 
 
 def slow_ranks(program: Program) -> frozenset[int]:
@@ -64,7 +68,11 @@ def healthy(seed: int) -> Case:
         raise Invalid(f"seed {seed}: ranks {stuck} hang without a fault")
     rng = random.Random(f"horizon {seed}")
     horizon = rng.uniform(1.0, end) if rng.random() < 0.3 else end + rng.choice([0.1, 5.0, 30.0])
-    return Case(seed, engine, horizon, None, slow=slow_ranks(program))
+    nodes = -(-program.nranks // program.per_host)
+    untraced = frozenset[str]()
+    if nodes > 1 and rng.random() < 0.3:
+        untraced = frozenset(f"node{i}" for i in rng.sample(range(nodes), rng.randrange(1, nodes)))
+    return Case(seed, engine, horizon, None, slow=slow_ranks(program), untraced=untraced)
 
 
 def broken(seed: int, kind: str, tries: int = 40) -> Case:

@@ -96,7 +96,7 @@ class Endpoint:
     idx: int = 0
     ords: int = 0
     splits: int = 0
-    peer_ords: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    peer_ords: dict[tuple[str, int], int] = field(default_factory=dict)
     counters: list[int] = field(default_factory=lambda: [0] * 5)
     connected: bool = False
     slots: int = 0

@@ -48,9 +48,9 @@ class JobTrace:
     procs: list[Trace]
     run_id: str = "model"
 
-    def until(self, t: float) -> list[list[bytes]]:
-        """Lines written up to ``t``, per process."""
-        return [[line for when, line in p.lines if when <= t] for p in self.procs]
+    def written(self, t: float) -> list[int]:
+        """How many lines each process's trace had at this time."""
+        return [bisect_right(p.lines, t, key=lambda x: x[0]) for p in self.procs]
 
 
 def emit(engine: Engine, horizon: float, lost: dict[int, set[int]] | None = None) -> JobTrace:
@@ -82,7 +82,7 @@ def _process(engine: Engine, proc: Process, horizon: float, lost: set[int]) -> T
                         "synced": True, "err": 100_000})  # fmt: skip
         t += 10.0
     _calls(trace, proc, end, over, lost, add)
-    _coverage(trace, proc, first, end, over, lost, add)
+    _coverage(trace, proc, (first, end), over, engine.program.host_state, lost, add)
     if over:
         assert proc.ended is not None
         _, code, signal = proc.ended
@@ -154,8 +154,16 @@ def _calls(trace: Trace, proc: Process, end: float, over: bool, lost: set[int], 
 
 
 def _coverage(
-    trace: Trace, proc: Process, first: float, end: float, over: bool, lost: set[int], add: Any
+    trace: Trace,
+    proc: Process,
+    span: tuple[float, float],
+    over: bool,
+    seen: bool,
+    lost: set[int],
+    add: Any,
 ) -> None:
+    """Coverage lines.  ``over``: the process has ended; ``seen``: its main thread is."""
+    first, end = span
     starts = sorted(r.t for r in proc.records)
     done = [(r.end, i) for i, r in enumerate(proc.records) if r.end is not None]
     ends = sorted(t for t, _ in done)
@@ -172,6 +180,8 @@ def _coverage(
             main, syscall = "stopped", None
         if dead:
             main, syscall = "dead", None
+        elif not seen and main != "nccl":
+            main, syscall = "unknown", None
         body: dict[str, Any] = {
             "kind": "coverage",
             "t": trace.at(t),

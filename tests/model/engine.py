@@ -259,7 +259,7 @@ class Engine(Device):
 
     def _fields(self, endpoint: Endpoint, op: Op, grouped: bool) -> dict[str, Any]:
         fields = self._number(endpoint)
-        if op.p2p:
+        if op.peer is not None:
             key = (op.api, op.peer)
             fields["ord"] = endpoint.peer_ords.get(key, 0)
             endpoint.peer_ords[key] = fields["ord"] + 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from support.analysis import analyze_job
+from support.analysis import Run
 from support.tracegen import Job
 
 from model.case import Case
-from model.emit import JobTrace
 
 #: The cause is told: with its ranks, or without where that is right as well.
 FOUND = ("exact", "unnamed")
@@ -48,9 +48,25 @@ class Verdict:
         return lines
 
 
-def findings(traces: JobTrace) -> list[dict[str, Any]]:
-    """Findings at the end of the traces."""
-    return [f.to_json() for f in analyze_job(cast(Job, traces))]
+def findings(case: Case, rate: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Findings at the end of the traces, and all that were written on the way.
+
+    Every third case is watched live: read in steps, a scan after each.
+    """
+    traces = case.traces(rate)
+    run = Run(cast(Job, traces))
+    rng = random.Random(f"steps {case.seed} {rate}")
+    steps = sorted(rng.uniform(1.0, case.horizon) for _ in range(rng.choice([0, 0, 6])))
+    written: list[dict[str, Any]] = []
+    for step in steps:
+        for i, n in enumerate(traces.written(step)):
+            if n > run.at[i]:
+                run.feed(i, n - run.at[i])
+        written += [f.to_json() for f in run.scan()]
+    run.all()
+    written += [f.to_json() for f in run.scan()]
+    last = {f["id"]: f for f in written}
+    return list(last.values()), written
 
 
 def causes(case: Case, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -77,13 +93,13 @@ def ranks(found: list[dict[str, Any]]) -> set[int]:
 
 def judge(case: Case, rate: float = 0.0) -> Verdict:
     """Analyses the case's traces with this loss."""
-    found = findings(case.traces(rate))
+    found, written = findings(case, rate)
     truth = case.truth
     if truth is None:
-        errors = [f for f in found if f["severity"] == "error"]
+        errors = [f for f in written if f["severity"] == "error"]
         status = "false" if errors else "quiet"
         sure = any(f["details"].get("confidence") == "observed" for f in errors)
-        return Verdict(status, sorted(ranks(causes(case, found))), sure, found)
+        return Verdict(status, sorted(ranks(causes(case, errors))), sure, errors or found)
 
     roots = causes(case, found)
     who = ranks(roots)

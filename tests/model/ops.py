@@ -194,3 +194,5 @@ class Program:
     never_started: set[int] = field(default_factory=set)
     #: A disagreement in size, root or api hangs; else it passes unseen.
     mismatch_hangs: bool = True
+    #: The tracer sees what the main thread does.
+    host_state: bool = True

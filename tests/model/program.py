@@ -122,6 +122,20 @@ class Builder:
         self.sets.append(Set("world", [list(range(self.n))], 0))
         self.comms = 1
 
+    def colors(self, way: str, size: int) -> list[int]:
+        """Colour of each rank of a parent of this size."""
+        width = self.rng.choice([d for d in range(2, size) if size % d == 0] or [size])
+        if way == "block":
+            return [i // width for i in range(size)]
+        if way == "stride":
+            return [i % max(1, size // width) for i in range(size)]
+        if way == "half":
+            return [int(i >= size // 2) for i in range(size)]
+        if way == "some":
+            kept = set(self.rng.sample(range(size), max(1, size * 2 // 3)))
+            return [0 if i in kept else -1 for i in range(size)]
+        return [0] * size
+
     def split(self) -> None:
         if self.comms >= MAX_COMMS:
             return
@@ -133,20 +147,12 @@ class Builder:
         parts: list[list[int]] = []
         for part in parent.parts:
             size = len(part)
-            divisors = [d for d in range(2, size) if size % d == 0] or [size]
-            width = self.rng.choice(divisors)
+            colors = self.colors(way, size)
             reverse = self.rng.random() < 0.1
-            kept = self.rng.sample(range(size), max(1, size * 2 // 3))
-            color = {
-                "block": lambda i, w=width: i // w,
-                "stride": lambda i, w=width: i % max(1, size // w),  # noqa: B023
-                "half": lambda i: int(i >= size // 2),  # noqa: B023
-                "some": lambda i, k=kept: 0 if i in k else -1,
-            }.get(way, lambda i: 0)
             made: dict[int, list[int]] = {}
-            for i, r in enumerate(part):
-                if color(i) >= 0:
-                    made.setdefault(color(i), []).append(r)
+            for r, color in zip(part, colors, strict=True):
+                if color >= 0:
+                    made.setdefault(color, []).append(r)
             for members in made.values():
                 if reverse:
                     members.reverse()
@@ -157,7 +163,7 @@ class Builder:
                 continue
             for i, r in enumerate(part):
                 key = -i if reverse else i
-                self.main[r].append(Split(parent.name, color(i), key, name))
+                self.main[r].append(Split(parent.name, colors[i], key, name))
             parts += made.values()
         self.comms += 1
         parts = [p for p in parts if p]
@@ -423,6 +429,7 @@ def generate(seed: int, budget: int = 12_000) -> Program:
             [("running", None), ("running", None), ("syscall", "poll"), ("syscall", "ioctl")]
         ),
         mismatch_hangs=rng.random() < 0.7,
+        host_state=rng.random() < 0.92,
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from model.case import broken, healthy
+from model.case import Case, broken, healthy
+from model.explain import explain
 from model.faults import FAULTS, NoPlace
 from model.judge import FOUND, judge
 
@@ -18,7 +19,7 @@ RATES = (0.0, 0.001, 0.01)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case with one rate of loss."""
+    """One case with one rate of loss.  ``brief``: findings, and what the model says."""
 
     kind: str
     seed: int
@@ -68,6 +69,12 @@ class Survey:
         )
 
 
+def _waits(case: Case, blamed: list[int]) -> list[str]:
+    """What the model says of ranks that are blamed, and of those that should be."""
+    truth = sorted(case.truth.culprits) if case.truth is not None else []
+    return ["model: " + line for line in explain(case.engine, [*blamed[:6], *truth])[:16]]
+
+
 def examine(kind: str, seed: int, rates: tuple[float, ...]) -> list[Outcome]:
     """One program with all rates of loss; empty: it has no place for this fault."""
     try:
@@ -87,7 +94,7 @@ def examine(kind: str, seed: int, rates: tuple[float, ...]) -> list[Outcome]:
                 verdict.sure,
                 tuple(verdict.blamed),
                 tuple(sorted(truth)),
-                tuple(verdict.brief()),
+                (*verdict.brief()[:8], *_waits(case, verdict.blamed)),
             )
         )
     return outcomes
