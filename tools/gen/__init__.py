@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gen import api_h, api_md, exit_codes_md, findings, preload, record_h, trace_json, trace_md
+from gen import (
+    api_h,
+    api_md,
+    conformance,
+    exit_codes_md,
+    findings,
+    preload,
+    record_h,
+    trace_json,
+    trace_md,
+)
 
 #: Path in the repository -> function that returns the file's whole text.
 GENERATORS: dict[str, Callable[[], str]] = {
@@ -16,5 +26,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "docs/trace.md": trace_md.render,
     "docs/exit-codes.md": exit_codes_md.render,
     "docs/findings.md": findings.page,
+    "docs/conformance.md": conformance.render,
     "nccluprobe/match/finding.schema.json": findings.schema,
 }
