@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nccluprobe.canary.truth import compare, truths
+
 
 def objects(path: Path) -> Iterator[dict[str, Any]]:
     """All JSON objects in a file of lines, whatever else stands between them."""
@@ -35,21 +37,17 @@ def findings(path: Path) -> list[dict[str, Any]]:
 
 
 def check_job(path: Path, log: Path) -> int:
-    (fault,) = next(item for item in objects(log) if "planted" in item)["planted"]
-    missing = [f for f in findings(path) if f["hang_type"] == "collective_missing_enter"]
-    for finding in missing:
-        details = finding["details"]
-        named = (details["missing_comm_ranks"], details["api"], finding["comm_seq"])
-        if named == ([fault["rank"]], fault["api"], fault["comm_seq"]):
-            print(
-                f"quickstart: right: rank {fault['rank']} never entered {fault['api']}, "
-                f"number {fault['comm_seq']} on communicator {finding['comm_uid_hash']}"
-            )
-            return 0
-        print(f"check_finding: {named} was found, {fault} was planted", file=sys.stderr)
-    if not missing:
-        print(f"check_finding: no absence was found, {fault} was planted", file=sys.stderr)
-    return 1
+    (planted,) = truths(log.read_text().splitlines())
+    right, text = compare(planted, findings(path))
+    if not right:
+        print(f"check_finding: {text}", file=sys.stderr)
+        return 1
+    (cause,) = [f for f in findings(path) if f["role"] == "root_cause"]
+    print(
+        f"quickstart: {text} as the one that never entered {cause['details']['api']}, "
+        f"number {cause['comm_seq']} on communicator {cause['comm_uid_hash']}"
+    )
+    return 0
 
 
 def check_counts(folder: Path, log: Path) -> int:

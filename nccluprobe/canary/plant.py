@@ -21,6 +21,8 @@ from nccluprobe.nccl.enums import DATATYPE_BYTES
 #: Beyond what NCCL buffers, so that a send waits for its receive.
 _SEND_BYTES = 1 << 20
 _ABORTING = ("reconnect", "no_reconnect")
+#: What shows on another communicator than the run's own.
+_ELSEWHERE = frozenset({"order", "subset_split", "no_reconnect", "wrong_rank"})
 
 
 def sleep_for_ever() -> None:
@@ -111,7 +113,8 @@ class Planter:
     # ---- what each does ---------------------------------------------------------------------
 
     def _tell(self, fault: Fault, api: str | None = None) -> None:
-        tell(fault, self.backend.world, comm_hash(self.backend), api, self.settings)
+        comm = None if fault.kind in _ELSEWHERE else comm_hash(self.backend)
+        tell(fault, self.backend.world, comm, api, self.settings)
 
     def _do(self, fault: Fault) -> None:
         if fault.target is not None or fault.kind == "wrong_rank":

@@ -47,7 +47,11 @@ _TIES = frozenset({"api", "count", "dtype", "op", "root", "skip", "extra", "orde
 
 
 def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dict[str, Any]:
-    """The truth of `fault`, planted by this process; `comm`: the communicator's hash."""
+    """The truth of `fault`, planted by this process.
+
+    comm: hash of the communicator that the finding is about; None where it is not
+    known beforehand.
+    """
     culprits: list[list[int]] = [[fault.rank]]
     if fault.kind == "reconnect":
         culprits = [[]]
@@ -144,6 +148,8 @@ def compare(truth: Mapping[str, Any] | None, findings: Iterable[Mapping[str, Any
     if not fitting:
         kinds = " or ".join(truth["hang_types"])
         return Verdict(False, f"wrong: {what} is {kinds}, found {_told(standing)}")
+    if truth["comm"] and truth["comm"] not in {f["comm_uid_hash"] for f in fitting}:
+        return Verdict(False, f"wrong: {what}: not on communicator {truth['comm']}")
     ranks = sorted(_rank(c, truth) for c in named)
     if ranks not in [list(allowed) for allowed in truth["culprits"]]:
         want = " or ".join(map(str, truth["culprits"]))

@@ -33,9 +33,9 @@ def test_quickstart_names_the_rank_and_counts_on_the_real_library(
     )
     assert done.returncode == 0, done.stdout
     assert "a stand-in for NCCL" in done.stdout
-    assert "right: rank 3 never entered ncclAllReduce" in done.stdout
+    assert "right: never of rank 3: collective_missing_enter names rank 3" in done.stdout
     counts = [line.split() for line in done.stdout.splitlines() if line.startswith("    nccl")]
     assert len(counts) == 9
     assert all(called == traced == "1009" for _, called, traced in counts), counts
-    assert "nccluprobe attach --pid-glob demo_job.py" in done.stdout
+    assert "nccluprobe attach --pid-glob nccluprobe" in done.stdout
     assert not (REPO / "nccluprobe-demo").exists()

@@ -730,45 +730,6 @@ def test_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     assert truth["errors"] == 0 and truth["calls"]["ncclCommDestroy"] == 400
 
 
-def test_demo_job(built: dict[str, Path]) -> None:
-    script = NATIVE.parent / "tools" / "demo_job.py"
-    command = [
-        sys.executable,
-        script,
-        "--lib",
-        built["libsimnccl.so"],
-        "--ranks",
-        "3",
-        "--iters",
-        "20",
-        "--period",
-        "0.005",
-    ]
-    out = run(*command).splitlines()
-    assert "CPU-only stand-in" in out[0]
-    assert len(json.loads(out[1])["pids"]) == 3
-    faulty = subprocess.run(
-        [str(c) for c in command] + ["--exit-rank", "1", "--exit-at", "12", "--hold", "1"],
-        capture_output=True,
-        text=True,
-        timeout=15,
-    )
-    truth = json.loads(faulty.stdout.splitlines()[1])
-    assert truth["planted"] == [
-        {
-            "fault": "exit",
-            "rank": 1,
-            "iteration": 12,
-            "comm_seq": 13,
-            "api": "ncclAllReduce",
-            "code": 3,
-        }
-    ]
-    assert "rank 1 ended with 3" in faulty.stdout
-    for pid in truth["pids"].values():
-        assert not Path(f"/proc/{pid}").exists()
-
-
 def test_nonblocking_connect_behind_other_work(built: dict[str, Path]) -> None:
     """Three ranks of a process on one stream: the second's work stands behind the first's,
     which waits for it, and yet the second's connection is reported as made."""

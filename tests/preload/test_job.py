@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.canary import Canary
 from support.e2e import Analyze, Stage, clean_env, read_traces, validate
 
+from nccluprobe.errors import ExitCode
 from preload.conftest import Compile, Rings
 
 REPO = Path(__file__).resolve().parents[2]
-DEMO = REPO / "tools" / "demo_job.py"
+#: The three that agree on the clocks come first.
+SEQ = 3 + 42
 #: What differs between two runs of one job, whatever traced them.
 VARIES = ("id", "run_id", "detected_at_unix_ns", "comm_uid_hash")
 
@@ -31,20 +34,23 @@ def stage(tmp_path: Path, nccluprobe_command: list[str], simnccl: Path) -> Itera
         stage.close()
 
 
-def job(stage: Stage, *, warmup: float) -> list[str | Path]:
-    return [
-        sys.executable, DEMO, "--lib", stage.lib, "--ranks", "4", "--period", "0.01",
-        "--stall-rank", "3", "--stall-at", "42", "--hold", "6", "--warmup", str(warmup),
-    ]  # fmt: skip
+def job(stage: Stage) -> list[str | Path]:
+    """Rank 3 never enters the AllReduce of step 42."""
+    return Canary(stage).command(
+        "--pause", "0.01", "--inject", "never:rank=3,at=42", "--hold", "9",
+        world=4, ops="all_reduce",
+    )  # fmt: skip
 
 
-def preload(nccluprobe: Sequence[str], out: Path, *command: str | Path, **kwargs: Any) -> None:
+def preload(
+    nccluprobe: Sequence[str], out: Path, *command: str | Path, code: int = 0, **kwargs: Any
+) -> None:
     done = subprocess.run(
         [*map(str, nccluprobe), "preload", "--out", str(out), "--", *map(str, command)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
         **{"env": clean_env(), **kwargs},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 def finding(report: Any) -> dict[str, Any]:
@@ -60,7 +66,7 @@ def test_the_rank_that_never_came(
     stage: Stage, nccluprobe_command: list[str], cli: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    preload(nccluprobe_command, out, *job(stage, warmup=0.2))
+    preload(nccluprobe_command, out, *job(stage), code=ExitCode.CANARY_HELD)
     traces = read_traces(out)
     validate(traces)
     assert sorted(t.rank or 0 for t in traces) == [0, 1, 2, 3]
@@ -68,7 +74,7 @@ def test_the_rank_that_never_came(
     found = finding(Analyze(cli, tmp_path)(out))
     assert found["details"]["missing_comm_ranks"] == [3]
     assert found["details"]["entered_comm_ranks"] == [0, 1, 2]
-    assert found["comm_seq"] == 42 + 42 // 10
+    assert found["comm_seq"] == SEQ
 
 
 @pytest.mark.root
@@ -76,11 +82,10 @@ def test_the_finding_does_not_tell_the_front(
     stage: Stage, nccluprobe_command: list[str], cli: Any, tmp_path: Path
 ) -> None:
     analyze = Analyze(cli, tmp_path)
-    preload(nccluprobe_command, tmp_path / "a", *job(stage, warmup=0.5))
-    daemon = stage.attach("--pid-glob", "demo_job.py", "--lib", stage.lib, out=tmp_path / "b")
-    daemon.ready()
-    subprocess.run([*map(str, job(stage, warmup=0.5))], env=clean_env(), check=True, timeout=60,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    preload(nccluprobe_command, tmp_path / "a", *job(stage), code=ExitCode.CANARY_HELD)
+    daemon = stage.attach_glob(out=tmp_path / "b")
+    subprocess.run([*map(str, job(stage))], env=clean_env(), check=False, timeout=60,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     daemon.stop()
     a, b = finding(analyze(tmp_path / "a")), finding(analyze(tmp_path / "b"))
     assert a.keys() == b.keys()
