@@ -76,22 +76,36 @@ def open_slot(comm: Communicator, ctx: Context) -> OpenSlot | None:
         return None
     slot = min(e.entered for e in members)
     entered = tuple(e for e in members if e.entered > slot)
-    times = [t for e in entered if (t := e.t_at(slot)) is not None]
-    if not times:
+    at = dict.fromkeys(entered, slot)
+    if ctx.table.any_zero and comm.discards_zero:
+        # Who has only calls of count 0 there takes no part, and waits for nobody.
+        at = {e: n for e in entered if (n := _real_call(e, slot, ctx.table)) is not None}
+        entered = tuple(at)
+    times = [t for e, n in at.items() if (t := e.t_at(n)) is not None]
+    if entered and not times:
         # They entered it before they were traced, or it is forgotten already.
         times = [int(e.rows.t[0]) if len(e.rows) else e.last_t for e in entered]
     if not times:
         return None
-    sigs = [s for e in entered if (s := e.sig_at(slot)) not in (None, m.SIG_LOST)]
+    sigs = [s for e, n in at.items() if (s := e.sig_at(n)) not in (None, m.SIG_LOST)]
     return OpenSlot(
         slot=slot,
         entered=entered,
-        absent=tuple(e for e in members if e.entered == slot),
+        absent=tuple(e for e in members if e not in at),
         first=min(times),
         until=max(waiting_until(e, ctx) for e in entered),
         signature=ctx.table[max(set(sigs), key=sigs.count)] if sigs else None,
         queued_behind=max(e.entered for e in entered) - slot - 1,
     )
+
+
+def _real_call(e: Endpoint, slot: int, table: SignatureTable) -> int | None:
+    """Its first slot from this one on that is no call of count 0."""
+    start = max(0, slot - e.dropped)
+    if start >= len(e.rows):
+        return slot
+    held = e.rows.sig[start:].tolist()
+    return next((slot + n for n, sig in enumerate(held) if not table.is_zero(sig)), None)
 
 
 def wait_of(comm: Communicator, o: OpenSlot, finding: Finding | None) -> Wait:

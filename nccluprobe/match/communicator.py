@@ -19,7 +19,13 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.lessons import Lesson, lesson_of, waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.place import place
-from nccluprobe.match.signature import UNCOUNTED, UNSEEN, Signature, SignatureTable
+from nccluprobe.match.signature import (
+    UNCOUNTED,
+    UNSEEN,
+    Signature,
+    SignatureTable,
+    runs_zero_counts,
+)
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _KEPT_LATE = 64
@@ -103,6 +109,8 @@ class Communicator:
     last_sig: int | None = None
     last_seq: int | None = None
     disagreement: Disagreement | None = None
+    #: comm rank -> its newest call of count 0 that the others did not make: (slot, sig, idx).
+    zero_calls: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
     #: Signatures of the newest closed slots.
     history: m.Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     #: Long waits, for the delay rule to judge.
@@ -130,6 +138,12 @@ class Communicator:
             for rank, e in sorted(self.endpoints.items())
             if e.slotted and rank not in self.unwatched
         ]
+
+    @property
+    def discards_zero(self) -> bool:
+        """Whether its library discards calls of count 0 (2.20.5 and later, or not known)."""
+        infos = (e.process.info for e in self.endpoints.values())
+        return not any(i is not None and runs_zero_counts(i.nccl_versions) for i in infos)
 
     @property
     def complete_view(self) -> bool:
@@ -246,7 +260,7 @@ class Communicator:
         start, agreed = self.closed, n
         if not agree:
             sig, agreed = self._first_difference(members, n, table)
-        if table.any_zero:
+        if table.any_zero and self.discards_zero:
             is_zero = np.fromiter((table.is_zero(s) for s in sig[:agreed].tolist()), bool, agreed)
         else:
             is_zero = None

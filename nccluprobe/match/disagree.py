@@ -37,6 +37,8 @@ class Verdict:
     several_fit: bool = False  # a periodic stream: other shifts explain as much
     #: The call and the one so many further have changed places; 0: they have not.
     swapped: int = 0
+    #: Only calls that NCCL discards lie between: that is no fault.
+    legal: bool = False
 
 
 @dataclass
@@ -56,11 +58,13 @@ def decide(
     table: SignatureTable,
     calls: int,
     history: Sequence[int] = (),
+    discards: bool = False,
 ) -> Decision:
     """Judge a slot.
 
     ``streams``: comm rank -> signatures from that slot on.  ``history``: the
     signatures of the slots before, for cases that numbers do not settle.
+    ``discards``: calls of count 0 take no part.
     """
     groups = _groups(streams, table)
     sizes = [len(ranks) for ranks in groups.values()]
@@ -73,8 +77,13 @@ def decide(
     decision = Decision(groups, reference, named, inferred=inferred)
     model = max((streams[r] for r in reference), key=len)
     found: dict[tuple[Shift | None, bool, int, int], list[int]] = {}
+    legal: list[Verdict] = []
     for sig, ranks in list(groups.items())[1:]:
         for rank in ranks:
+            zeros = _zeros(streams[rank], model, table, calls) if discards else None
+            if zeros is not None:
+                legal.append(Verdict((rank,), zeros, legal=True))
+                continue
             shift, several, swapped = _explain(streams[rank], model, table, calls)
             # Ranks with different calls are one fault only when a shift says so.
             kind = sig if shift is None else -1
@@ -82,12 +91,13 @@ def decide(
     if not named and len(found) > 1:
         # Nobody knows who is right: that is one fault, not one per side.
         ranks = sorted(r for part in found.values() for r in part)
-        decision.verdicts = [Verdict(tuple(ranks), None)]
+        decision.verdicts = [Verdict(tuple(ranks), None), *legal]
         return decision
     decision.verdicts = [
         Verdict(tuple(sorted(ranks)), shift, several, swapped)
         for (shift, several, swapped, _), ranks in found.items()
     ]
+    decision.verdicts += legal
     return decision
 
 
@@ -156,6 +166,25 @@ def _matches(a: Sequence[int], b: Sequence[int], n: int, table: SignatureTable) 
     if not pairs or not table.compatible(*pairs[0]):
         return 0
     return sum(1 for x, y in pairs if table.compatible(x, y))
+
+
+def _zeros(
+    mine: Sequence[int], model: Sequence[int], table: SignatureTable, calls: int
+) -> Shift | None:
+    """The calls of count 0 that one side made and the other did not need to.
+
+    A rank whose last calls are such calls may still come to those of the others.
+    """
+    skip = table.is_zero(model[0])
+    if skip == table.is_zero(mine[0]):
+        return None
+    a, b = (model, mine) if skip else (mine, model)
+    run = next((i for i, sig in enumerate(a) if not table.is_zero(sig)), len(a))
+    straight = _matches(mine[1:], model[1:], calls, table)
+    score = _matches(a[run:], b, calls, table)
+    if score < straight or (score == 0 and (skip or run < len(a) or straight)):
+        return None
+    return Shift(skip, run)
 
 
 def _explain(

@@ -14,7 +14,7 @@ from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
+from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches, explain_zeros
 from nccluprobe.match.options import Options
 from nccluprobe.match.order import Orders
 from nccluprobe.match.process import Process
@@ -94,6 +94,7 @@ class Matcher(State):
             self.table,
             current,
         )
+        explain_zeros(waits, self.table)
         exits.relabel(waits, contexts)
         leaving.settle(waits, contexts)
         inits.link(current)

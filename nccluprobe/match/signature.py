@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -130,6 +132,16 @@ class SignatureTable:
         if CUSTOM_OP in (x.op, y.op):
             x, y = replace(x, op=None), replace(y, op=None)
         return x == y
+
+
+#: From this version on NCCL discards calls of count 0.
+_DISCARDS = (2, 20, 5)
+
+
+def runs_zero_counts(versions: Sequence[str]) -> bool:
+    """Whether all libraries of a process are known to run calls of count 0 as any other."""
+    known = [tuple(int(n) for n in re.findall(r"\d+", v)[:3]) for v in versions]
+    return bool(known) and all(v and v < _DISCARDS for v in known)
 
 
 def difference(a: Signature, b: Signature) -> list[str]:
