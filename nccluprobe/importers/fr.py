@@ -20,7 +20,7 @@ from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import UNKNOWN_CLOCK
+from nccluprobe.match.status import NO_DUMP, UNKNOWN_CLOCK
 
 SECOND = 1_000_000_000
 #: PyTorch's own default.
@@ -72,6 +72,8 @@ class FlightRecorder:
         self.calls = 0
         #: Whether the time of the dumps is not known, and the timeout stands for it.
         self.assumed = False
+        #: Ranks that left no dump, and that others wait for.
+        self.suspects: set[int] = set()
         self._groups: dict[GroupKey, _Group] = {}
         self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
 
@@ -97,6 +99,7 @@ class FlightRecorder:
                 calls[rank] = self._read(rank, member.dump)
         for rank, member in self.job.members.items():
             self._place(rank, member)
+        self._suspect()
         frontier = self._frontiers()
         through = self.through()
         for rank, member in sorted(self.job.members.items()):
@@ -145,6 +148,35 @@ class FlightRecorder:
             if last is not None and not group.has_p2p and last <= group.newest:
                 part.position = last + 1
 
+    def _suspect(self) -> None:
+        """Ranks without a dump that alone explain what others wait in.
+
+        A dump may be missing because nobody copied it.  But where no rank that left
+        one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
+        so is a file that is empty or cut short.
+        """
+        unknown = {r for r, x in self.job.members.items() if x.dump is None}
+        if not unknown:
+            return
+        broken = {r for r in unknown if self.job.members[r].in_file}
+        oldest: dict[int, tuple[int, set[int]]] = {}
+        absent: set[int] = set()
+        for group in self._groups.values():
+            ranks = group.key[1]
+            for rank, part in group.parts.items():
+                if part.collectives is not None and part.collectives.pending + 1 < group.complete:
+                    unknown = broken  # its device has failed
+                for record, needs in waiting(group, part):
+                    lacks = {ranks[x] for x in needs}
+                    absent |= lacks
+                    if rank not in oldest or record < oldest[rank][0]:
+                        oldest[rank] = record, lacks
+        if absent - unknown - oldest.keys():
+            unknown = broken  # a rank that waits for nobody did not come
+        for _, lacks in oldest.values():
+            if lacks and lacks <= unknown:
+                self.suspects |= lacks
+
     def _frontiers(self) -> dict[tuple[GroupKey, int, int], int]:
         """(group, sender, receiver) -> transfers that one side has completed, as numbered here."""
         found: dict[tuple[GroupKey, int, int], int] = {}
@@ -192,8 +224,8 @@ class FlightRecorder:
                 yield _p2p_batch(source, comm, group.key, part, frontier, p2p)
             c = part.collectives
             yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
-        if dump is not None:
-            if dump.whole:
+        if dump is not None or rank in self.suspects:
+            if dump is not None and dump.whole:
                 times = np.sort(dump.created)
                 yield m.Activity(source, times, times)
             yield m.Coverage(
@@ -204,7 +236,7 @@ class FlightRecorder:
                 blind=0,
                 in_flight=0,
                 alive=None,
-                main="unknown",
+                main=NO_DUMP if dump is None else "unknown",
             )
         yield m.Progress(source, through, caught_up=True)
 
@@ -228,6 +260,25 @@ class FlightRecorder:
             name=self.job.desc.get(group.key) or None,
             base=base,
         )
+
+
+def waiting(group: _Group, part: _Part) -> Iterator[tuple[int, set[int]]]:
+    """(record, group ranks that have not come to it) of calls that are not complete."""
+    c = part.collectives
+    # What another has completed holds nobody up.
+    first = max(group.complete, 0 if c is None else c.pending)
+    if c is not None and first < c.end:
+        ranks = range(len(group.key[1]))
+        came = {p.rank for p in group.parts.values() if p.collectives and p.collectives.end > first}
+        came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
+        yield int(c.record[first - c.base]), set(ranks) - came
+    t = part.transfers
+    for send, peer, rows, done in () if t is None else _by_peer(t):
+        if done < len(rows):
+            other = next((p for p in group.parts.values() if p.rank == peer), None)
+            back = () if other is None or other.transfers is None else _by_peer(other.transfers)
+            came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
+            yield int(t.record[rows[done]]), set() if came_ else {peer}  # type: ignore[union-attr]
 
 
 def _status_by_name(dump: Dump) -> dict[str, int]:

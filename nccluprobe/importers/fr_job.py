@@ -23,7 +23,8 @@ class Member:
     rank: int
     name: str
     dump: Dump | None
-    error: str | None = None
+    #: Whether it has a file, be it a broken one.
+    in_file: bool = True
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Job:
                 self.desc.setdefault((g.name, g.ranks), g.desc)
         named = {r for _, ranks in self.desc for r in ranks}
         for rank in sorted(named - self.members.keys()):
-            self.members[rank] = Member(rank, f"rank {rank} (no dump)", None, "no dump")
+            self.members[rank] = Member(rank, f"rank {rank} (no dump)", None, False)
 
 
 def rank_in_name(path: str) -> int | None:
@@ -67,19 +68,19 @@ def rank_of(path: str, dump: Dump | None) -> int | None:
     return next(iter(common)) if len(common) == 1 else None
 
 
-def jobs_of(files: Iterable[tuple[str, Dump | None, str | None]]) -> tuple[list[Job], list[str]]:
-    """Files (path, dump, error) to jobs, and what could not be placed.
+def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[str]]:
+    """Files (path, dump) to jobs, and what could not be placed.
 
     A folder is a job; where it has a rank twice, each set of alike names is one.
     """
     problems: list[str] = []
     folders: dict[str, list[Member]] = {}
-    for path, dump, error in files:
+    for path, dump in files:
         rank = rank_of(path, dump)
         if rank is None:
             problems.append(f"{path}: neither its name nor its groups tell whose rank it is")
             continue
-        folders.setdefault(str(Path(path).parent), []).append(Member(rank, path, dump, error))
+        folders.setdefault(str(Path(path).parent), []).append(Member(rank, path, dump))
     jobs: list[Job] = []
     for folder, members in sorted(folders.items()):
         sets: dict[str, list[Member]] = {"": members}

@@ -108,12 +108,12 @@ def _readable(files: list[tuple[str, int]], kind: str, done: Imported) -> Iterat
 def _flight_recorder(
     files: list[tuple[str, int]], analysis: Analysis, numbers: Numbers, done: Imported
 ) -> None:
-    reads: list[tuple[str, Dump | None, str | None]] = []
+    reads: list[tuple[str, Dump | None]] = []
     for read in read_guarded(read_dump, files):
         if read.error is not None:
             done.told.problem(f"{read.path}: {read.error}")
-        reads.append((read.path, read.value, read.error))
-    good = sum(dump is not None for _, dump, _ in reads)
+        reads.append((read.path, read.value))
+    good = sum(dump is not None for _, dump in reads)
     if not good:
         return
     done.good += good

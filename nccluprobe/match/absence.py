@@ -13,6 +13,7 @@ from nccluprobe.match.lessons import wait_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import Signature, SignatureTable
 from nccluprobe.match.status import (
+    absent_reason,
     coverage_of,
     end_reason,
     ended_abruptly,
@@ -171,7 +172,7 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
         known = e.process.through if ended_at is None else ended_at
         if o.until - since < opt.missing_after or known - since < opt.missing_after:
             asserted = False
-        reasons[rank] = "rank_alive_but_not_entered"
+        reasons[rank] = absent_reason(e.process)
         if e.process.lost_since(e.last_t) or (e.queued and not e.queued_in_group):
             loss = True
             reasons[rank] = "probe_event_loss_possible"
@@ -218,7 +219,7 @@ def _confidence(v: _Verdict, o: OpenSlot) -> str:
     if not any(r != "rank_not_observed" for r in v.reasons.values()):
         return "none"
     exact = all(e.base == "exact" and not e.lost for e in (*o.entered, *o.absent))
-    if v.loss or v.not_observed or not exact:
+    if v.loss or v.not_observed or not exact or "rank_left_no_dump" in v.reasons.values():
         return "reduced"
     return "observed"
 
@@ -230,6 +231,7 @@ _STRENGTH = (
     "rank_exited",
     "partner_gone_past",
     "rank_alive_but_not_entered",
+    "rank_left_no_dump",
     "rank_inside_other_call",
     "rank_waiting_elsewhere",
     "probe_event_loss_possible",

@@ -16,7 +16,7 @@ from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_queue import SIG, Side
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
-from nccluprobe.match.status import end_reason, ended_abruptly, is_silent
+from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
 
 #: NCCL's buffer between two ranks holds 4 MiB in 8 steps, unless NCCL_BUFFSIZE says otherwise;
@@ -218,7 +218,7 @@ class Judge:
         if self._gone_past(unit, e, until):
             return _Peer(e, "partner_gone_past", quiet, gone=True)
         inside = p.inside_now() is not None
-        reason = "rank_inside_other_call" if inside else "rank_alive_but_not_entered"
+        reason = "rank_inside_other_call" if inside else absent_reason(p)
         return _Peer(e, reason, quiet)
 
     def _left_out(self, unit: Unit, other: Unit) -> bool:

@@ -14,6 +14,9 @@ from nccluprobe.match.process import Process
 #: Clocks of two hosts that say nothing of their error may differ by this much.
 UNKNOWN_CLOCK = 1 * SECOND
 
+#: State of the main thread of a rank that left no dump, and that others wait for.
+NO_DUMP = "no_dump"
+
 #: So many ranks' alignments are told in a finding.
 _KEPT = 64
 
@@ -32,6 +35,8 @@ def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | Non
     """Heartbeat value and the age of what it rests on."""
     if p is None or (p.coverage is None and p.end is None):
         return "unavailable", None
+    if p.coverage is not None and p.coverage.main == NO_DUMP:
+        return "unavailable", None
     if p.ended and p.end is not None:
         return "absent", seconds(max(0, now - p.end.t))
     if p.coverage is None:
@@ -40,6 +45,12 @@ def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | Non
     if p.coverage.alive is False:
         return "absent", age
     return ("stale" if is_silent(p, now, limit) else "alive"), age
+
+
+def absent_reason(p: Process) -> str:
+    """Why a rank that has not ended did not come, as far as can be told at once."""
+    left_none = p.coverage is not None and p.coverage.main == NO_DUMP
+    return "rank_left_no_dump" if left_none else "rank_alive_but_not_entered"
 
 
 def end_reason(p: Process) -> str:

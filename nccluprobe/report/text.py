@@ -69,7 +69,11 @@ def _why(status: dict[str, Any]) -> str:
     if reason == "rank_exit_or_crash_suspected":
         if status.get("signal") is not None:
             return f"its process was ended by signal {status['signal']}"
-        return f"its process exited with code {status.get('exit_code')}"
+        if status.get("exit_code") is None:
+            return "its process cannot be reached any more"
+        return f"its process exited with code {status['exit_code']}"
+    if reason == "rank_left_no_dump":
+        return "it left no dump: it is stuck or gone, and nothing else explains the wait"
     if reason == "rank_exited":
         code = status.get("exit_code")
         return f"its process exited with code {code}" if code == 0 else "its process is gone"

@@ -50,6 +50,22 @@ class TestIncidents:
         (tmp_path / "_dump_3").unlink()
         assert Result(tmp_path).blamed == self.culprits(incident)
 
+    def test_the_culprits_left_no_dump(self, incident: Path, tmp_path: Path) -> None:
+        shutil.copytree(incident, tmp_path, dirs_exist_ok=True)
+        for rank in self.culprits(incident):
+            (tmp_path / f"_dump_{rank}").unlink()
+        assert Result(tmp_path).blamed == self.culprits(incident)
+
+    @pytest.mark.parametrize("left", [0, 700])
+    def test_a_culprit_left_a_dump_that_is_cut_short(
+        self, incident: Path, tmp_path: Path, left: int
+    ) -> None:
+        for path in incident.glob("_dump_*"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        path = tmp_path / f"_dump_{min(self.culprits(incident))}"
+        path.write_bytes(path.read_bytes()[:left])
+        assert Result(tmp_path).blamed == self.culprits(incident)
+
 
 def stalled(n: int = 4, start: int = 0) -> Job:
     job = one_group(n, start)
@@ -66,6 +82,23 @@ def test_a_rank_that_did_not_come(tmp_path: Path) -> None:
     finding = result.findings[0]
     assert finding.comm_seq == 21
     assert finding.details["comm_name"] == "default_pg"
+
+
+def test_a_rank_that_left_no_dump(tmp_path: Path) -> None:
+    folder = stalled().write(tmp_path)
+    (folder / "nccl_trace_rank_2").unlink()
+    result = Result(folder)
+    assert result.blamed == {2}
+    (finding,) = result.findings
+    assert finding.details["reason"] == "rank_left_no_dump"
+    assert finding.details["confidence"] == "reduced"
+
+
+def test_a_dump_that_nobody_copied(tmp_path: Path) -> None:
+    """Another rank explains the wait: the one without a dump is not named."""
+    folder = stalled().write(tmp_path)
+    (folder / "nccl_trace_rank_1").unlink()
+    assert Result(folder).blamed == {2}
 
 
 def test_rings_that_begin_at_different_calls(tmp_path: Path) -> None:
