@@ -9,7 +9,7 @@ import typer
 
 from nccluprobe.cli.judging import Session
 from nccluprobe.errors import ExitCode, NccluprobeError
-from nccluprobe.importers.files import KINDS, find
+from nccluprobe.importers.files import KINDS, Found, find
 from nccluprobe.importers.run import check_kind
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.report.writer import FindingWriter
@@ -51,7 +51,7 @@ def analyze(
         typer.Option(help="Communicator (name or hash pattern) that may wait for its root."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for findings.jsonl (default: the first DIR).")
+        Path | None, typer.Option(help="Folder for findings.jsonl (default: the first run folder).")
     ] = None,
     source: Annotated[
         str | None,
@@ -87,7 +87,7 @@ def analyze(
     check_kind(source)
     found = find(folders, source)
     session = Session(found, options, run_id, as_json)
-    with FindingWriter(out or _default_out(folders[0])) as writer:
+    with FindingWriter(out or _default_out(found)) as writer:
         if follow:
             session.follow(writer, duration, until_quiet)
         else:
@@ -106,7 +106,10 @@ def analyze(
     return int(session.exit_code())
 
 
-def _default_out(folder: Path) -> Path:
+def _default_out(found: Found) -> Path:
+    if not found.traces:
+        return Path.cwd()  # dumps and logs lie in folders that are not ours
+    folder = found.traces[0]
     if not folder.is_dir():
         return folder.parent
     runs = folder / "tracing" if (folder / "tracing").is_dir() else folder
