@@ -6,11 +6,10 @@ one by one, so that a bad line costs only itself.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,12 @@ import orjson
 
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
+from nccluprobe.match.calls import CallCounts, CallDecoder, Columns, columns_of, groups_left_open
 from nccluprobe.match.lines import BAD, BadLine, SourceState
-from nccluprobe.match.p2p_decode import SENDS, PairDecoder
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.nccl.api import BY_NAME, Kind, Role
-from nccluprobe.nccl.enums import IN_PROGRESS
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
 
 Line = dict[str, Any]
-
-_SIMULATED = 5  # return code given to the calls of a simulated group: they never run
 
 
 @dataclass
@@ -43,27 +38,6 @@ class DecodeCounts:
     examples: list[str] = field(default_factory=list)
 
 
-_COLLECTIVES = {n for n, a in BY_NAME.items() if a.kind is Kind.COLLECTIVE}
-_LIFECYCLE = {n for n, a in BY_NAME.items() if a.kind is Kind.LIFECYCLE}
-
-
-def _signature_getter(name: str) -> Callable[[Line], tuple[Any, ...]]:
-    """Reads (count, datatype, op, root) of one api; None for what it lacks."""
-    api = BY_NAME[name]
-    roles = (Role.COUNT, Role.DATATYPE, Role.OP, Role.ROOT)
-    keys = [r.value if api.has(r) else None for r in roles]
-    present = [k for k in keys if k is not None]
-    get = itemgetter(*present)
-    if len(present) == 4:
-        return get
-
-    def read(line: Line) -> tuple[Any, ...]:
-        values = iter(get(line))
-        return tuple(None if k is None else next(values) for k in keys)
-
-    return read
-
-
 class Decoder:
     """Decodes the chunks of all sources of one analysis."""
 
@@ -72,11 +46,7 @@ class Decoder:
         self.counts = DecodeCounts()
         self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
         self._sources: dict[int, SourceState] = {}
-        self._pairs = PairDecoder(table)
-        self._getters = {n: _signature_getter(n) for n in _COLLECTIVES}
-        # (api, raw arguments) -> signature id; the arguments as itemgetter gives them
-        self._raw = {n: itemgetter(*_raw_keys(n)) for n in _COLLECTIVES}
-        self._sig_cache: dict[str, dict[Any, int]] = {n: {} for n in _COLLECTIVES}
+        self._decoder = CallDecoder(table)
 
     def opened(self, source: int, name: str) -> m.Item:
         """A source exists; also to be called for sources without a line so far."""
@@ -100,13 +70,12 @@ class Decoder:
         items: list[m.Item] = []
         late: list[m.Item] = []
         calls, call_lines = rows, numbers
-        others = [(r, n) for r, n in zip(rows, numbers, strict=True) if r["kind"] != "call"]
-        if others:
-            calls, call_lines = [], []
-            for r, n in zip(rows, numbers, strict=True):
-                if r["kind"] == "call":
-                    calls.append(r)
-                    call_lines.append(n)
+        kinds = [r["kind"] for r in rows]
+        if kinds.count("call") != len(kinds):
+            is_call = [kind == "call" for kind in kinds]
+            is_other = [not call for call in is_call]
+            others = list(compress(zip(rows, numbers, strict=True), is_other))
+            calls, call_lines = list(compress(rows, is_call)), list(compress(numbers, is_call))
             self._rare(state, others, items, late)
         if calls:
             state.watch_returns = any(isinstance(i, m.Enter) for i in late)
@@ -120,14 +89,14 @@ class Decoder:
 
     def _parse(
         self, path: str, first_line: int, lines: list[bytes]
-    ) -> tuple[list[Line], Iterable[int]]:
+    ) -> tuple[list[Line], Sequence[int]]:
         if not lines:
             return [], []
         try:
             rows = orjson.loads(b"[" + b",".join(lines) + b"]")
             if len(rows) == len(lines):
                 for r in rows:
-                    r["kind"]
+                    r["kind"]  # an object, and with a kind
                 return rows, range(first_line, first_line + len(rows))
         except (orjson.JSONDecodeError, TypeError, KeyError, IndexError):
             pass
@@ -190,204 +159,46 @@ class Decoder:
     # -- calls -------------------------------------------------------------
 
     def _calls(
-        self, state: SourceState, rows: list[Line], numbers: Iterable[int], out: list[m.Item]
+        self, state: SourceState, rows: list[Line], numbers: Sequence[int], out: list[m.Item]
     ) -> None:
+        counts = CallCounts()
         try:
-            self._call_columns(state, rows, out)
-        except BAD:
-            good = []
-            for row, number in zip(rows, numbers, strict=True):
-                try:
-                    self._call_columns(state, [row], [], dry=True)
-                except BAD as error:
-                    what = type(error).__name__
-                    self._bad(state.path, number, f"call: {what}: {error!s}"[:200])
-                else:
-                    good.append(row)
-            if good:
-                self._call_columns(state, good, out)
-
-    def _call_columns(
-        self, state: SourceState, rows: list[Line], out: list[m.Item], dry: bool = False
-    ) -> None:
-        offset = state.offset
-        t = _column([r["t"] for r in rows]) + offset
-        dur = _nullable([r["dur"] for r in rows])
-        if (t < offset).any():
-            raise ValueError("negative time")
-        threads = _column([r["thread"] for r in rows])
-        rc = _nullable([r["rc"] for r in rows]).astype(np.int32)
-        t_exit = np.where(dur >= 0, t + dur, m.NO_TIME)
-        group = _column([r.get("group", 0) for r in rows])
-        apis = [r["api"] for r in rows]
-        comm_rows, special = _sort_out(rows, apis)
-        made: list[m.Item] = []
-        for comm, at in comm_rows.items():
-            if type(comm) is not int:
-                raise TypeError("comm is not an integer")
-            made.append(self._batch(state, comm, rows, at, (t, t_exit, rc, group, threads)))
-        self._special(state, rows, special, (t, t_exit, rc, group, threads), made)
-        if dry:
+            c = columns_of(rows, state.offset)
+            made = self._decoder.items(state, rows, c, counts)
+        except BAD as error:
+            if len(rows) == 1:
+                what = type(error).__name__
+                self._bad(state.path, numbers[0], f"call: {what}: {error!s}"[:200])
+                return
+            # A bad line costs only itself: the halves are taken by themselves.
+            half = len(rows) // 2
+            self._calls(state, rows[:half], numbers[:half], out)
+            self._calls(state, rows[half:], numbers[half:], out)
             return
         self.counts.calls += len(rows)
-        order = np.argsort(t, kind="stable")
-        out.append(m.Activity(state.source, t[order], t_exit[order]))
+        self.counts.blind_calls += counts.blind_calls
+        self.counts.unknown_apis += counts.unknown_apis
+        ordered = bool((c.t[1:] >= c.t[:-1]).all())
+        order = slice(None) if ordered else np.argsort(c.t, kind="stable")
+        out.append(m.Activity(state.source, c.t[order], c.t_exit[order]))
         if state.inside:
-            ended = [c for c in zip(threads.tolist(), t.tolist(), strict=True) if c in state.inside]
-            if ended:
-                state.inside.difference_update(ended)
-                out.append(m.Returned(state.source, tuple(ended)))
+            out += _returns(state, rows, c)
         if state.watch_returns:
-            state.returned.update(zip(threads.tolist(), t.tolist(), strict=True))
-        if group.any() or state.open_groups:
-            out += rare.groups_left_open(state, apis, group, threads, t)
-        # Ends of groups first: they say when and whether the calls took effect.
-        made.sort(key=lambda item: not isinstance(item, m.GroupEnds))
+            state.returned.update(zip(c.thread.tolist(), c.t.tolist(), strict=True))
+        if state.open_groups or c.group.any():
+            out += groups_left_open(state, c)
         out += made
-        state.through = max(state.through, int(t.max()))
-
-    def _batch(
-        self,
-        state: SourceState,
-        comm: int,
-        rows: list[Line],
-        at: Sequence[int],
-        columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
-    ) -> m.Batch:
-        t, t_exit, rc, group, threads = columns
-        mine = rows if len(at) == len(rows) else [rows[i] for i in at]
-        select = slice(None) if len(at) == len(rows) else np.array(at)
-        return m.Batch(
-            source=state.source,
-            comm=comm,
-            ord=_column([r["ord"] for r in mine]),
-            idx=_column([r["idx"] for r in mine]),
-            sig=np.array(self._signatures(mine), np.int32),
-            t_enter=t[select],
-            t_exit=t_exit[select],
-            rc=rc[select],
-            group=group[select],
-            thread=threads[select],
-            seq=_seqs(mine, rc[select], group[select]),
-            stream=_streams(mine),
-        )
-
-    def _signatures(self, rows: list[Line]) -> list[int | None]:
-        sigs: list[int | None]
-        names = {r["api"] for r in rows}
-        if len(names) == 1:
-            (name,) = names
-            sigs = list(map(self._sig_cache[name].get, map(self._raw[name], rows)))
-        else:
-            sigs = [self._sig_cache[r["api"]].get(self._raw[r["api"]](r)) for r in rows]
-        if None in sigs:
-            for i, sig in enumerate(sigs):
-                if sig is None:
-                    r = rows[i]
-                    sigs[i] = self._new_signature(r["api"], r, self._raw[r["api"]](r))
-        return sigs
-
-    def _new_signature(self, api: str, r: Line, raw: Any) -> int:
-        sig = self.table.intern_call(api, *self._getters[api](r))
-        self._sig_cache[api][raw] = sig
-        return sig
-
-    def _special(
-        self,
-        state: SourceState,
-        rows: list[Line],
-        at: Sequence[int],
-        columns: tuple[m.Int64, m.Int64, m.Int32, m.Int64, m.Int64],
-        made: list[m.Item],
-    ) -> None:
-        t, t_exit, rc, group, _ = columns
-        ends: list[int] = []
-        p2p: dict[int, list[int]] = {}
-        for i in at:
-            r = rows[i]
-            api = r["api"]
-            if api in SENDS:
-                if r["comm"] is not None:
-                    p2p.setdefault(rare.integer(r["comm"]), []).append(i)
-            elif api == "ncclGroupEnd" or api == "ncclGroupSimulateEnd":
-                if r.get("gdepth", 1) <= 1 and group[i]:
-                    ends.append(i)
-            elif api in _COLLECTIVES:
-                self.counts.blind_calls += 1
-            elif api in _LIFECYCLE:
-                made.append(rare.lifecycle_call(r, state, int(t[i]), int(t_exit[i]), int(rc[i])))
-            elif api not in BY_NAME:
-                self.counts.unknown_apis[str(api)[:64]] += 1
-        if ends:
-            pick = np.array(ends)
-            code = rc[pick].copy()
-            for n, i in enumerate(ends):
-                if rows[i]["api"] == "ncclGroupSimulateEnd" and code[n] == 0:
-                    code[n] = _SIMULATED
-            made.append(m.GroupEnds(state.source, group[pick], t[pick], t_exit[pick], code))
-        made += [self._pairs.batch(state.source, c, rows, mine, columns) for c, mine in p2p.items()]
-        bad = (rc != 0) & (rc != 7) & (rc != m.RC_NONE)
-        if bad.any():
-            made += [
-                rare.failed_call(rows[i], state, int(t[i]), int(t_exit[i]), int(rc[i]))
-                for i in np.flatnonzero(bad).tolist()
-                if rows[i]["api"] not in _LIFECYCLE
-            ]
+        state.through = max(state.through, int(c.t.max()))
 
 
-def _sort_out(rows: list[Line], apis: list[Any]) -> tuple[dict[int, Sequence[int]], Sequence[int]]:
-    """Rows of collectives by communicator, and all others."""
-    if _COLLECTIVES.issuperset(apis):
-        comms = {r["comm"] for r in rows}
-        if len(comms) == 1 and None not in comms:
-            return {comms.pop(): range(len(rows))}, ()
-    by_comm: dict[int, list[int]] = {}
-    special: list[int] = []
-    for i, api in enumerate(apis):
-        comm = rows[i]["comm"] if api in _COLLECTIVES else None
-        if comm is None:
-            special.append(i)
-        else:
-            by_comm.setdefault(comm, []).append(i)
-    return dict(by_comm), special
-
-
-def _seqs(rows: list[Line], rc: m.Int32, group: m.Int64) -> m.Int64:
-    """The library's counters, where they can be relied on.
-
-    In a group they stand still; a call that returns before it is done lets
-    another thread move them.
-    """
-    try:
-        seq = _column([r["seq"] for r in rows])
-    except KeyError:
-        seq = _column([r.get("seq", m.NO_SEQ) for r in rows])
-    wrong = (group != 0) | (rc == IN_PROGRESS)
-    return np.where(wrong, m.NO_SEQ, seq) if wrong.any() else seq
-
-
-def _streams(rows: list[Line]) -> m.Int64:
-    """Ids of the streams; -1: not told."""
-    try:
-        return _column([r["stream"] for r in rows])
-    except (KeyError, TypeError):
-        return _nullable([r.get("stream") for r in rows])
-
-
-def _raw_keys(name: str) -> list[str]:
-    api = BY_NAME[name]
-    roles = (Role.COUNT, Role.DATATYPE, Role.OP, Role.ROOT)
-    return [r.value for r in roles if api.has(r)]
-
-
-def _column(values: list[Any]) -> m.Int64:
-    """Integers only: anything else raises, where numpy would convert."""
-    return np.frombuffer(array("q", values), np.int64)
-
-
-def _nullable(values: list[Any]) -> m.Int64:
-    try:
-        found = _column(values)
-    except TypeError:
-        return _column([-1 if v is None else v for v in values])
-    return found
+def _returns(state: SourceState, rows: list[Line], c: Columns) -> list[m.Item]:
+    """Calls that an earlier chunk told of as inside, and that are finished now."""
+    times = np.fromiter((t for _, t in state.inside), np.int64, len(state.inside))
+    at = np.flatnonzero(np.isin(c.t, times)).tolist()
+    ended = {(int(c.thread[i]), int(c.t[i])): i for i in at}
+    ended = {call: i for call, i in ended.items() if call in state.inside}
+    if not ended:
+        return []
+    state.inside.difference_update(ended)
+    cut = frozenset(call for call, i in ended.items() if rows[i].get("end") == "no_return")
+    return [m.Returned(state.source, tuple(ended), cut)]

@@ -197,6 +197,7 @@ def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTab
         peer=None if direction is None else integer(row["peer"]),
         send=None if direction is None else direction == "send",
         seq=m.NO_SEQ if row.get("group") else integer(row.get("seq", m.NO_SEQ)),
+        site=table.sites.id_of(row.get("site")),
         group=_group(row),
         uid_hash=_opt_text(row, "uid_hash"),
         nranks=_opt_int(row, "nranks"),
@@ -289,37 +290,3 @@ def lifecycle_call(row: Line, state: SourceState, t: int, t_exit: int, rc: int) 
 
 #: A finished call with a return code that is an error.
 failed_call = lifecycle_call
-
-
-def groups_left_open(
-    state: SourceState, apis: list[Any], group: m.Int64, threads: m.Int64, t: m.Int64
-) -> list[m.Item]:
-    """Groups whose end was lost: their thread has gone on without it."""
-    import numpy as np
-
-    newest: dict[int, tuple[int, int]] = {}  # thread -> newest entry, its group
-    open_groups = state.open_groups
-    for api, g, thread, at in zip(apis, group.tolist(), threads.tolist(), t.tolist(), strict=True):
-        if api in ("ncclGroupEnd", "ncclGroupSimulateEnd"):
-            open_groups.pop(g, None)
-        elif g and api != "ncclGroupStart":
-            open_groups[g] = (thread, max(at, open_groups.get(g, (0, 0))[1]))
-        if thread not in newest or newest[thread][0] <= at:
-            newest[thread] = (at, g)
-    lost = []
-    for g, (thread, at) in list(open_groups.items()):
-        last = newest.get(thread)
-        if last is not None and last[0] > at and last[1] != g:
-            lost.append((g, at))
-            del open_groups[g]
-    if not lost:
-        return []
-    return [
-        m.GroupEnds(
-            source=state.source,
-            group=np.array([g for g, _ in lost], np.int64),
-            t_enter=np.array([at for _, at in lost], np.int64),
-            t_exit=np.full(len(lost), m.NO_TIME, np.int64),
-            rc=np.full(len(lost), m.RC_NONE, np.int32),
-        )
-    ]

@@ -192,6 +192,8 @@ class P2PBatch:
     rc: Int32
     group: Int64
     thread: Int64
+    #: Small per-process ids of streams; None: of no row.
+    stream: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.ord)
@@ -270,6 +272,8 @@ class Enter:
     peer: int | None = None
     send: bool | None = None
     seq: int = NO_SEQ
+    #: Id of the call site; 0: not known.
+    site: int = 0
     group: int = 0
     uid_hash: str | None = None
     nranks: int | None = None
@@ -280,10 +284,14 @@ class Enter:
 
 
 class Returned(NamedTuple):
-    """(thread, t_enter) of calls that were in flight and have ended."""
+    """(thread, t_enter) of calls that were in flight and have ended.
+
+    ``cut``: of these, calls that never returned: their thread or process ended inside.
+    """
 
     source: int
     calls: tuple[tuple[int, int], ...]
+    cut: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)
