@@ -161,6 +161,10 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
         rank = e.comm_rank if e.comm_rank is not None else -1
         ended_at = _ended_at(e)
         if ended_at is not None and _left_waiters(e, ended_at, o, ctx):
+            if e.process.lost_since(e.last_t):
+                loss = True
+                reasons[rank] = "probe_event_loss_possible"
+                continue
             proof = True
             comm_ended_first = e.end is not None and (
                 not e.process.ended or e.end.t <= (e.process.end.t if e.process.end else ctx.now)

@@ -35,6 +35,7 @@ class _Row(NamedTuple):
     rc: int
     group: int
     seq: int = m.NO_SEQ
+    site: int = 0
 
 
 class Endpoint:
@@ -145,12 +146,10 @@ class Endpoint:
         return row is not None and row.group != 0
 
     def inside(self) -> int | None:
-        """Entry time of the oldest call on this communicator that is still inside."""
-        if self.process.ended:
-            return None
+        """Entry time of the oldest call on this communicator that did not return so far."""
         times = [
             c.t
-            for c in self.process.inside.values()
+            for c in self.process.all_inside()
             if c.comm == self.info.id or (c.group and c.group in self._in_open_end)
         ]
         return min(times, default=None)
@@ -170,6 +169,11 @@ class Endpoint:
         at = slot - self.dropped
         found = int(self.rows.idx[at]) if 0 <= at < len(self.rows) else -1
         return None if found < 0 else found
+
+    def site_at(self, slot: int) -> int:
+        """Call site of an entered slot that is still held; 0: not known."""
+        at, sites = slot - self.dropped, self.rows.site
+        return 0 if sites is None or not 0 <= at < len(sites) else int(sites[at])
 
     # -- taking calls ------------------------------------------------------
 
@@ -199,10 +203,11 @@ class Endpoint:
             t, rc = grouped
         run = (rc == 0) | (rc == m.RC_NONE) | (rc == 7)
         if run.all():
-            self.rows.extend(b.sig, t, b.idx, order, b.seq)
+            self.rows.extend(b.sig, t, b.idx, order, b.seq, b.site)
         else:
             seq = None if b.seq is None else b.seq[run]
-            self.rows.extend(b.sig[run], t[run], b.idx[run], order[run], seq)
+            site = None if b.site is None else b.site[run]
+            self.rows.extend(b.sig[run], t[run], b.idx[run], order[run], seq, site)
         self.next_ord += n
         if run.any():
             self.last_t = max(self.last_t, int(t[run][-1]))
@@ -225,7 +230,8 @@ class Endpoint:
 
     def _take_slow(self, b: m.Batch) -> None:
         seq = np.full(len(b), m.NO_SEQ, np.int64) if b.seq is None else b.seq
-        columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group, seq)
+        site = np.zeros(len(b), np.int64) if b.site is None else b.site
+        columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group, seq, site)
         for values in zip(*(c.tolist() for c in columns), strict=True):
             row = _Row(*values)
             if row.ord < self.next_ord:
@@ -245,7 +251,7 @@ class Endpoint:
             self.first_grouped = True
         self._inside[e.ord] = e.t
         idx = -1 if e.idx is None else e.idx
-        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group, e.seq)
+        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group, e.seq, e.site)
         self.drain()
 
     def _returned(self, row: _Row) -> None:
@@ -280,13 +286,14 @@ class Endpoint:
             else:
                 taken.append(row._replace(t=t))
         if taken:
-            sig, t_, idx, order, _, _, seq = zip(*taken, strict=True)
+            sig, t_, idx, order, _, _, seq, site = zip(*taken, strict=True)
             self.rows.extend(
                 np.array(sig, np.int32),
                 np.array(t_, np.int64),
                 np.array(idx, np.int64),
                 np.array(order, np.int64),
                 np.array(seq, np.int64),
+                np.array(site, np.int64) if any(site) else None,
             )
             self.last_t = max(self.last_t, max(t_))
             self.last_idx = idx[-1]

@@ -128,6 +128,29 @@ class Excuses:
             if all(_idle_since_then(e) and not self._waits(e.actor) for e in members):
                 left = [a for a in left if a not in mine]
                 found.append(Stall(comm, members, tuple(mine)))  # type: ignore[arg-type]
+        return found + self._together(left)
+
+    def _together(self, left: list[Hashable]) -> list[Stall]:
+        """Several candidates whose newest call is one slot, which all have entered.
+
+        Either it does not end on their devices, or all of them left at one point:
+        no one of them stands out.
+        """
+        found: list[Stall] = []
+        for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
+            if comm.disagreement is not None or not comm.complete_view or not comm.closed:
+                continue
+            at = [
+                e
+                for e in comm.members()
+                if e.actor in left
+                and e.entered == comm.closed
+                and _idle_since_then(e)
+                and (e.done is None or e.done < e.entered)
+            ]
+            if len(at) >= 2:
+                left = [a for a in left if all(e.actor != a for e in at)]
+                found.append(Stall(comm, tuple(at), tuple(e.actor for e in at)))
         return found
 
 

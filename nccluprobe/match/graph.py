@@ -210,14 +210,18 @@ def _inside(w: Wait, actor: Actor) -> bool:
 
 
 def _minority(waits: Iterable[Wait]) -> tuple[Actor, ...]:
-    """Of two sides of different size, the smaller one."""
-    sides = sorted(waits, key=lambda w: len(w.entered))
-    if len(sides) != 2 or len(sides[0].entered) == len(sides[1].entered):
+    """Of two sides of different size, the smaller one.
+
+    Only those count that had to come to both: others had no choice of an order.
+    """
+    pair = list(waits)
+    if len(pair) != 2:
         return ()
-    if any(w.seq is None for w in sides):
-        return ()  # a send or receive has two sides, whatever the rest does
-    few, many = ({e.actor for e in w.entered} for w in sides)
-    return () if few & many else tuple(sorted(few, key=repr))
+    both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in pair))
+    few, many = sorted(({e.actor for e in w.entered} & both for w in pair), key=len)
+    if not few or len(few) == len(many) or few & many:
+        return ()
+    return tuple(sorted(few, key=repr))
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:

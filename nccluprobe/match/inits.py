@@ -40,10 +40,11 @@ class Claim:
 
     def inside(self) -> bool:
         """Whether it still waits for the others, as far as the trace tells."""
-        if self.failed or self.process.ended:
+        if self.failed:
             return False
         if self.t_exit is None:
-            return (self.thread, self.t) in self.process.inside
+            at = (self.thread, self.t)
+            return at in self.process.inside or (self.process.ended and at in self.process.cut)
         end = self.process.groups.get(self.group) if self.group else None
         return end is not None and end.open
 
@@ -135,7 +136,7 @@ class Inits:
             )
             init.claims.append(claim)
         claim.nonblocking = call.nonblocking
-        if isinstance(call, m.Call):
+        if isinstance(call, m.Call) and (call.thread, call.t) not in process.cut:
             claim.t_exit = max(call.t, call.t_exit)
             claim.failed = m.not_run(call.rc)
 

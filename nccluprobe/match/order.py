@@ -74,6 +74,10 @@ def _orders(x: Endpoint, y: Endpoint) -> _Orders | None:
     return _Orders(x.actor, x, y, pairs, dict(zip(slots.tolist(), t.tolist(), strict=True)))
 
 
+def _level(shared: list[_Orders]) -> bool:
+    return len({(o.x.entered, o.y.entered) for o in shared}) == 1
+
+
 def compare(x: Communicator, y: Communicator) -> Inversion | None:
     """The first slot at which the members of both differ in order, if any."""
     of_y = {e.actor: e for e in y.members()}
@@ -85,6 +89,8 @@ def compare(x: Communicator, y: Communicator) -> Inversion | None:
     common = set(shared[0].before)
     for o in shared[1:]:
         common &= set(o.before)
+    if common and not _level(shared) and len({o.before[max(common)] for o in shared}) > 1:
+        return None  # one has made a call less: all that follows is shifted, not swapped
     for slot in sorted(common):
         values = {o.before[slot] for o in shared}
         if len(values) > 1:

@@ -64,6 +64,8 @@ class Process:
     #: Newest entry or exit of a call.
     last_activity: int = 0
     inside: dict[tuple[int, int], Inside] = field(default_factory=dict)
+    #: Calls that never returned, as their thread or the process ended.
+    cut: dict[tuple[int, int], Inside] = field(default_factory=dict)
     gaps: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
     groups: OrderedDict[int, GroupEnd] = field(default_factory=OrderedDict)
     caught_up: bool = False
@@ -209,15 +211,15 @@ class Process:
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
 
+    def all_inside(self) -> list[Inside]:
+        """The calls that it is inside of, or was when it ended."""
+        return [*self.inside.values(), *(self.cut.values() if self.ended else ())]
+
     def inside_of(self, lane: int) -> Inside | None:
         """As ``inside_now``, for one thread only when ``lane`` names one."""
-        if self.ended:
-            return None
-        calls = [c for c in self.inside.values() if lane in (0, c.thread)]
+        calls = [c for c in self.all_inside() if lane in (0, c.thread)]
         return min(calls, key=lambda c: c.t, default=None)
 
     def inside_now(self) -> Inside | None:
-        """The call it has been inside of for longest, None when outside NCCL or ended."""
-        if self.ended or not self.inside:
-            return None
-        return min(self.inside.values(), key=lambda c: c.t)
+        """The call it has been inside of for longest (until its end); None: outside NCCL."""
+        return min(self.all_inside(), key=lambda c: c.t, default=None)

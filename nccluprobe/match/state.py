@@ -242,9 +242,11 @@ class State:
                 self._touch(endpoint_)
 
     def _returned(self, r: m.Returned) -> None:
-        inside = self._of(r.source).inside
+        process = self._of(r.source)
         for call in r.calls:
-            inside.pop(call, None)
+            found = process.inside.pop(call, None)
+            if found is not None and call in r.cut:
+                process.cut[call] = found
 
     def _coverage(self, c: m.Coverage) -> None:
         process = self._of(c.source)

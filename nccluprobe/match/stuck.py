@@ -123,12 +123,7 @@ def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding
         "comm_name": comm.name,
         "instance": comm.key.instance,
         "unobserved_comm_ranks": 0,
-        "summary": (
-            f"All {len(ranks)} members of communicator {comm.label} entered {api} #{seq} and "
-            f"none of them has called NCCL for {seconds(waited):.1f} s, while {elsewhere} other "
-            f"rank{'s' if elsewhere > 1 else ''} wait for them: this collective does not end on "
-            f"the device, or all of them left together; no single rank stands out."
-        ),
+        "summary": _stall_text(stall, f"{api} #{seq}", ranks, waited, elsewhere),
     }
     severe = any(w.finding is not None and w.finding.severity == "error" for w in behind)
     return Finding(
@@ -145,4 +140,24 @@ def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
         since=stall.since,
         waiters=tuple(e.process.who for e in members),
+    )
+
+
+def _stall_text(stall: Stall, call: str, ranks: list[int], waited: int, elsewhere: int) -> str:
+    comm = stall.comm
+    others = f"{elsewhere} other rank{'s wait' if elsewhere > 1 else ' waits'} for them"
+    for_long = f"for {seconds(waited):.1f} s"
+    if len(ranks) == comm.key.nranks:
+        who = (
+            f"All {len(ranks)} members of communicator {comm.label} entered {call} and none of "
+            f"them has called NCCL {for_long}"
+        )
+    else:
+        who = (
+            f"All {comm.key.nranks} members of communicator {comm.label} entered {call}, after "
+            f"which ranks {ranks_text(ranks)} have not called NCCL {for_long}"
+        )
+    return (
+        f"{who}, while {others}: either this call does not end on the device, or all of them "
+        f"left together; no single rank stands out."
     )

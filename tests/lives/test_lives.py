@@ -28,10 +28,6 @@ NOT_YET_HUNG: dict[str, str] = {}
 NOT_YET_BLIND: dict[str, str] = {}
 #: When all ranks were killed before anybody looked.
 NOT_YET_KILLED: dict[str, str] = {
-    "slow_to_init": "an init is judged at the end of those that waited in it",
-    "pair_communicator_made_lazily": "an init is judged at the end of those that waited in it",
-    "two_threads_in_different_order": "calls that their ends cut off were inside until then",
-    "head_to_head_sends": "calls that their ends cut off were inside until then",
     "two_rank_all_reduce_as_send_and_receive": "a peer killed with its waiters was alive till then",
     "small_sends_that_are_received_late": "a peer killed with its waiters was alive till then",
     "pipeline_1f1b": "a peer killed with its waiters was alive till then",

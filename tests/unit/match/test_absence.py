@@ -74,8 +74,29 @@ def test_it_becomes_an_error_at_the_phase_timeout() -> None:
 
 
 def test_two_absent_ranks_are_one_finding() -> None:
-    (f,) = analyze_job(hang(missing=(1, 3))[0])
+    """Both went silent after one call that all have entered: it may not end on their devices."""
+    f, stall = analyze_job(hang(missing=(1, 3))[0])
+    if f.hang_type != "collective_missing_enter":
+        f, stall = stall, f
     assert f.details["missing_comm_ranks"] == [1, 3]
+    assert (f.role, f.downstream_of) == ("downstream", stall.id)
+    assert (stall.hang_type, stall.role, stall.named) == (
+        "collective_all_ranks_stuck",
+        "root_cause",
+        [],
+    )
+    assert stall.comm_seq == 41
+    assert "ranks 1,3" in stall.details["summary"]
+
+
+def test_two_absent_ranks_whose_hosts_are_busy_elsewhere_are_named() -> None:
+    job, comms, t = hang(missing=(1, 3), covered=False)
+    for c in comms:
+        away = {"main": "syscall", "syscall": "read"} if c.proc.rank in (1, 3) else {}
+        c.proc.cover(0.0, t + 61, **away)
+    (f,) = analyze_job(job)
+    assert f.role == "root_cause"
+    assert sorted(c["rank"] for c in f.named) == [1, 3]
 
 
 def test_ranks_that_run_ahead_queue_behind_the_first_open_slot() -> None:
