@@ -15,6 +15,7 @@ from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_queue import Side
+from nccluprobe.match.p2p_stalls import stalls_of
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.waits import Wait
 
@@ -139,6 +140,10 @@ class P2P:
             ctx = context(comm)
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
+        mine = [c for k, c in sorted(comms.items()) if not c.ambiguous and self._has_sides(c)]
+        stalls = stalls_of(mine, context, self.pairs, self.sides, self.faults)
+        current += stalls.findings
+        waits += stalls.waits
         judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
@@ -147,7 +152,8 @@ class P2P:
             ctx = context(comm)
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
-            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, self.faults.of_channel))
+            known = self.faults.of_channel
+            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, known, stalls.heads))
         explained = misplaced(judges)
         for judge in judges:
             judge.run(explained)
@@ -156,6 +162,9 @@ class P2P:
             current += [w.finding for w in judge.waits if w.finding is not None]
         self.findings = [*current, *self.faults.findings]
         return waits
+
+    def _has_sides(self, comm: Communicator) -> bool:
+        return any((e.info.source, e.info.id) in self.sides for e in comm.endpoints.values())
 
     def holds(self, comm: Communicator) -> bool:
         """Whether something about a communicator is still told."""

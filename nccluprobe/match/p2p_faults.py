@@ -27,8 +27,9 @@ class Faults:
         self.pairs = pairs
         self.sides = sides
         self.findings: list[Finding] = []
-        #: The newest fault of a channel.
+        #: The first fault of a channel, and the position of it.
         self.of_channel: dict[Channel, Finding] = {}
+        self.at: dict[Channel, tuple[int, Finding]] = {}
         self._known: dict[tuple[Any, ...], Finding] = {}
         self._types: set[Channel] = set()
 
@@ -78,6 +79,7 @@ class Faults:
             return
         self._known[channel, f.hang_type, f.culprits] = f
         self.of_channel[channel] = f
+        self.at.setdefault(channel, (int(f.details["position"]), f))
         self._keep(f)
 
     def _keep(self, f: Finding) -> None:

@@ -15,11 +15,11 @@ from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
 
-_WORD = {True: ("ncclSend", "to"), False: ("ncclRecv", "from")}
+WORD = {True: ("ncclSend", "to"), False: ("ncclRecv", "from")}
 
 
 def _call(op: Op, table: SignatureTable) -> str:
-    name, word = _WORD[bool(op.send)]
+    name, word = WORD[bool(op.send)]
     s = table[op.sig]
     if s.count is None:
         return f"{name} {word} rank {op.peer}"
@@ -29,7 +29,7 @@ def _call(op: Op, table: SignatureTable) -> str:
 def _op(op: Op, rank: int, table: SignatureTable) -> dict[str, Any]:
     s = table[op.sig]
     return {
-        "api": _WORD[bool(op.send)][0],
+        "api": WORD[bool(op.send)][0],
         "comm_rank": rank,
         "peer": op.peer,
         "ord": op.ord,
@@ -41,9 +41,10 @@ def _op(op: Op, rank: int, table: SignatureTable) -> dict[str, Any]:
     }
 
 
-def _base(
+def base(
     comm: Communicator, ctx: Context, first: int, until: int, loss: bool, **more: Any
 ) -> dict[str, Any]:
+    """Details that all findings have."""
     details: dict[str, Any] = {
         "api": None,
         "expected_nranks": comm.key.nranks,
@@ -61,7 +62,7 @@ def _base(
     return details | more
 
 
-def _made(
+def made(
     comm: Communicator,
     ctx: Context,
     hang_type: str,
@@ -72,6 +73,7 @@ def _made(
     culprits: Iterable[Endpoint],
     waiters: Iterable[Endpoint],
 ) -> Finding:
+    """A finding with these details."""
     return Finding(
         key=("p2p", hang_type, *comm.key, *key),
         hang_type=hang_type,
@@ -98,7 +100,7 @@ def differing(
     sizes = [size_of(table[op.sig]) for op in (pair.send, pair.recv)]
     same_bytes = sizes[0] is not None and sizes[0] == sizes[1]
     src, dst = comm.endpoints[c.src], comm.endpoints[c.dst]
-    details = _base(
+    details = base(
         comm,
         ctx,
         pair.first,
@@ -133,7 +135,7 @@ def differing(
             else (f"; rank {odd.comm_rank} differs from what it and its peers do otherwise.")
         )
     details["summary"] = text
-    return _made(
+    return made(
         comm,
         ctx,
         "p2p_mismatch",
@@ -163,13 +165,13 @@ def left_over(
     """Operations that one side made and the other did not: both have gone on, or ended."""
     op, table = ops[0], ctx.table
     extra = culprit is has
-    details = _base(
+    details = base(
         comm,
         ctx,
         op.t,
         ctx.now,
         loss,
-        api=_WORD[bool(op.send)][0],
+        api=WORD[bool(op.send)][0],
         entered_comm_ranks=[has.comm_rank],
         missing_comm_ranks=[lacks.comm_rank],
         reason="call_extra" if extra else "call_skipped",
@@ -194,7 +196,7 @@ def left_over(
             )
     after = "what follows on both sides is shifted by it" if shifted else "both have ended"
     details["summary"] = f"{text}, #{position} of communicator {comm.label}; {after}."
-    return _made(
+    return made(
         comm,
         ctx,
         "p2p_unmatched",
@@ -220,13 +222,13 @@ def misplaced(
     there, waiting, other = wanted
     same = o.peer is not None and o.peer.process.who == waiting.endpoint.process.who
     rank, peer = unit.endpoint.comm_rank, waiting.endpoint.comm_rank
-    details = _base(
+    details = base(
         comm,
         ctx,
         min(unit.t, waiting.t),
         ctx.now,
         loss,
-        api=_WORD[bool(o.op.send)][0],
+        api=WORD[bool(o.op.send)][0],
         entered_comm_ranks=[rank],
         missing_comm_ranks=[o.op.peer],
         reason="wrong_communicator" if same else "wrong_peer",
@@ -240,7 +242,7 @@ def misplaced(
         + (f" on communicator {there.label}: " if there is not comm else ": ")
         + ("the two used different communicators." if same else "the call has the wrong peer.")
     )
-    return _made(
+    return made(
         comm,
         ctx,
         "p2p_unmatched",
@@ -251,55 +253,6 @@ def misplaced(
         culprits=() if culprit is None else (culprit,),
         waiters=(unit.endpoint, waiting.endpoint),
     )
-
-
-def inversion(
-    comm: Communicator, ctx: Context, u: Unit, v: Unit, odd: Endpoint | None, loss: bool
-) -> Finding:
-    """Two peers that each wait in what the other must answer first."""
-    hard = u.hard is not None and v.hard is not None
-    sides = [_side(x) for x in (u, v)]
-    details = _base(
-        comm,
-        ctx,
-        max(u.t, v.t),
-        ctx.now,
-        loss,
-        api="ncclGroupEnd" if u.group else u.ops[0].text.split()[0],
-        entered_comm_ranks=sorted(r for x in (u, v) if (r := x.endpoint.comm_rank) is not None),
-        reason="orders_exclude",
-        confidence="reduced" if loss else "observed" if hard else "inferred",
-        cycle=[
-            {
-                "comm_uid_hash": comm.key.hash,
-                "comm_seq": None,
-                "call": x.label,
-                "entered_comm_ranks": [x.endpoint.comm_rank],
-                "missing_comm_ranks": [y.endpoint.comm_rank],
-            }
-            for x, y in ((u, v), (v, u))
-        ],
-    )
-    text = f"On communicator {comm.label}, {sides[0]} and {sides[1]}: each needs the other first."
-    if odd is not None:
-        text += f" Rank {odd.comm_rank} did it in another order before."
-    details["summary"] = text
-    return _made(
-        comm,
-        ctx,
-        "p2p_order_inversion",
-        (u.endpoint.comm_rank, u.ops[0].position, v.endpoint.comm_rank, v.ops[0].position),
-        details,
-        error=hard and not loss,
-        role="root_cause",
-        culprits=() if odd is None else (odd,),
-        waiters=(u.endpoint, v.endpoint),
-    )
-
-
-def _side(u: Unit) -> str:
-    held = "is inside" if u.hard is not None else "waits in"
-    return f"rank {u.endpoint.comm_rank} {held} {u.label}"
 
 
 def _status(comm: Communicator, e: Endpoint, ctx: Context, reason: str) -> dict[str, Any]:
@@ -325,7 +278,7 @@ def unmatched(
     """Operations that wait for peers, judged like an open collective."""
     e = unit.endpoint
     unseen = not reasons
-    details = _base(
+    details = base(
         comm,
         ctx,
         unit.t,
@@ -344,7 +297,7 @@ def unmatched(
         unobserved_comm_ranks=len(comm.unobserved()),
     )
     details["summary"] = _unmatched_text(comm, details, unit, reasons, culprits)
-    return _made(
+    return made(
         comm,
         ctx,
         "waiting_for_unobserved" if unseen else "p2p_unmatched",

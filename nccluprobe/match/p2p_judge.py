@@ -11,7 +11,9 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.p2p_device import SMALL
 from nccluprobe.match.p2p_habit import odd_one, usual
+from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_queue import SIG, Side
 from nccluprobe.match.p2p_steps import Steps
@@ -19,9 +21,8 @@ from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
 
-#: NCCL's buffer between two ranks holds 4 MiB in 8 steps, unless NCCL_BUFFSIZE says otherwise;
-#: a message takes a step at least.  What surely fits is far below.
-_BUFFER, _STEPS = 1 << 20, 8
+#: NCCL's buffer between two ranks holds 8 messages, or parts of them.
+_STEPS = 8
 
 
 @dataclass
@@ -50,10 +51,11 @@ class Judge:
         pairs: Pairs,
         sides: Mapping[At, Side],
         faults: Mapping[Channel, Finding],
+        heads: Mapping[int, frozenset[int]] | None = None,
     ) -> None:
         self.comm, self.ctx = comm, ctx
         self.pairs, self.sides, self.faults = pairs, sides, faults
-        self.units = units_of(comm, channels, pairs, sides)
+        self.units = units_of(comm, channels, pairs, sides, heads)
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
@@ -114,7 +116,7 @@ class Judge:
             limit = ctx.options.missing_after
         if min(waiting_until(e, ctx) for e in ends) - since < limit:
             return None
-        return make.inversion(self.comm, ctx, u, v, odd.endpoint if odd else None, loss)
+        return inversion(self.comm, ctx, u, v, odd.endpoint if odd else None, loss)
 
     # -- one unit ------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class Judge:
         """Whether all that is sent so far and not received fits into a buffer."""
         rows = unit.side.queue(True, o.op.peer).rows()
         sizes = self.pairs.wires.size(rows[:, SIG])
-        return len(rows) <= _STEPS and bool((sizes >= 0).all()) and int(sizes.sum()) <= _BUFFER
+        return len(rows) <= _STEPS and bool(((sizes >= 0) & (sizes <= SMALL)).all())
 
     def last(self, e: Endpoint) -> int:
         """Newest entry of a call of its process."""

@@ -19,8 +19,8 @@ from nccluprobe.nccl.enums import IN_PROGRESS
 
 Table = NDArray[np.int64]
 #: Columns of a row.
-ORD, SIG, T, IDX, GROUP, THREAD, PEER, SEND = range(8)
-WIDTH = 8
+ORD, SIG, T, IDX, GROUP, THREAD, PEER, SEND, STREAM = range(9)
+WIDTH = 9
 
 #: A hole longer than this is not a loss but a broken trace.
 _MAX_HOLE = 100_000
@@ -43,6 +43,7 @@ class Op(NamedTuple):
     thread: int
     peer: int
     send: int
+    stream: int = 0
 
 
 class Queue:
@@ -156,6 +157,10 @@ class Side:
         """Whether operations are seen that have not taken effect (open group, hole)."""
         return bool(self._pending)
 
+    def is_pending(self, op: Op) -> bool:
+        """Whether an operation has not taken effect so far."""
+        return op.ord in self._pending.get((bool(op.send), op.peer), ())
+
     @property
     def hole(self) -> bool:
         """Whether an operation is known by those after it only."""
@@ -185,6 +190,7 @@ class Side:
         columns = [b.ord, b.sig, b.t_enter, b.idx, b.group, b.thread, b.peer, b.send]
         for at, column in enumerate(columns):
             table[:, at] = column
+        table[:, STREAM] = 0 if b.stream is None else b.stream
         if len(b) > 1 and not bool((b.idx[1:] > b.idx[:-1]).all()):
             order = np.argsort(b.idx, kind="stable")
             table, rc = table[order], b.rc[order]
@@ -270,7 +276,8 @@ class Side:
             return
         self.last_t = max(self.last_t, e.t)
         idx = -1 if e.idx is None else e.idx
-        op = Op(e.ord, e.sig, e.t, idx, e.group, e.thread, e.peer, int(e.send))
+        stream = int(self.tail[-1][-1, STREAM]) if self.tail else 0  # as the one before
+        op = Op(e.ord, e.sig, e.t, idx, e.group, e.thread, e.peer, int(e.send), stream)
         self.tail.append(np.array([op], np.int64))
         self._inside.setdefault(lane, set()).add(e.ord)
         self._pending.setdefault(lane, {})[e.ord] = (op, m.RC_NONE)

@@ -73,12 +73,16 @@ class Unit:
 
 
 def units_of(
-    comm: Communicator, channels: Iterable[Channel], pairs: Pairs, sides: Mapping[At, Side]
+    comm: Communicator,
+    channels: Iterable[Channel],
+    pairs: Pairs,
+    sides: Mapping[At, Side],
+    heads: Mapping[int, frozenset[int]] | None,
 ) -> list[Unit]:
-    """What the threads of a communicator's endpoints wait in: the first unit of each.
+    """What the threads of a communicator's endpoints wait in: one unit of each.
 
-    Sends before the first receive may have been buffered: a thread that has gone
-    on to a receive waits there.
+    ``heads``: id of a side -> call_idx of operations at the head of a stream.  Where
+    that is not known: the first receive, as sends before it may have been buffered.
     """
     found: dict[tuple[At, int], list[Unit]] = {}
     for channel in channels:
@@ -95,7 +99,7 @@ def units_of(
             one = _first(queue, other, counted=side.placed and not (other and is_unplaced(other)))
             if one is not None:
                 _add(found, side, one)
-    chosen = [_waits_in(units) for units in found.values()]
+    chosen = [u for units in found.values() if (u := _waits_in(units, heads)) is not None]
     return sorted(chosen, key=lambda u: (u.t, u.endpoint.comm_rank or 0, u.thread))
 
 
@@ -133,10 +137,18 @@ def _inside(side: Side, op: Op) -> int | None:
     return None
 
 
-def _waits_in(units: list[Unit]) -> Unit:
+def _waits_in(units: list[Unit], heads: Mapping[int, frozenset[int]] | None) -> Unit | None:
     units.sort(key=lambda u: (u.t, u.idx))
     for unit in units:
         unit.ops.sort(key=lambda o: o.op.idx)
     hard = next((u for u in units if u.hard is not None), None)
-    receive = next((u for u in units if u.receives), None)
-    return hard or receive or units[0]
+    if hard is not None:
+        return hard
+    if heads is not None and all(o.counted and o.peer is not None for u in units for o in u.ops):
+        return next((u for u in units if _at_head(u, heads)), None)
+    return next((u for u in units if u.receives), units[0])
+
+
+def _at_head(unit: Unit, heads: Mapping[int, frozenset[int]]) -> bool:
+    mine = heads.get(id(unit.side), frozenset())
+    return any(o.op.idx in mine for o in unit.ops)

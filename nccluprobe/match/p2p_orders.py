@@ -1,0 +1,118 @@
+"""Findings of orders that exclude each other, in hosts and in streams."""
+
+from __future__ import annotations
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.p2p_device import Stall
+from nccluprobe.match.p2p_finding import WORD, base, made
+from nccluprobe.match.p2p_units import Unit
+
+
+def inversion(
+    comm: Communicator, ctx: Context, u: Unit, v: Unit, odd: Endpoint | None, loss: bool
+) -> Finding:
+    """Two peers that each wait in what the other must answer first."""
+    hard = u.hard is not None and v.hard is not None
+    sides = [_side(x) for x in (u, v)]
+    details = base(
+        comm,
+        ctx,
+        max(u.t, v.t),
+        ctx.now,
+        loss,
+        api="ncclGroupEnd" if u.group else u.ops[0].text.split()[0],
+        entered_comm_ranks=sorted(r for x in (u, v) if (r := x.endpoint.comm_rank) is not None),
+        reason="orders_exclude",
+        confidence="reduced" if loss else "observed" if hard else "inferred",
+        cycle=[
+            {
+                "comm_uid_hash": comm.key.hash,
+                "comm_seq": None,
+                "call": x.label,
+                "entered_comm_ranks": [x.endpoint.comm_rank],
+                "missing_comm_ranks": [y.endpoint.comm_rank],
+            }
+            for x, y in ((u, v), (v, u))
+        ],
+    )
+    text = f"On communicator {comm.label}, {sides[0]} and {sides[1]}: each needs the other first."
+    if odd is not None:
+        text += f" Rank {odd.comm_rank} did it in another order before."
+    details["summary"] = text
+    return made(
+        comm,
+        ctx,
+        "p2p_order_inversion",
+        (u.endpoint.comm_rank, u.ops[0].position, v.endpoint.comm_rank, v.ops[0].position),
+        details,
+        error=hard and not loss,
+        role="root_cause",
+        culprits=() if odd is None else (odd,),
+        waiters=(u.endpoint, v.endpoint),
+    )
+
+
+def _side(u: Unit) -> str:
+    held = "is inside" if u.hard is not None else "waits in"
+    return f"rank {u.endpoint.comm_rank} {held} {u.label}"
+
+
+def deadlock(
+    comm: Communicator, ctx: Context, stalls: list[Stall], odd: Endpoint | None, quiet: int
+) -> Finding:
+    """Ranks whose streams hold up each other: all calls are made, in orders that exclude."""
+    members = [s.side.endpoint for s in stalls]
+    ranks = sorted({r for e in members if (r := e.comm_rank) is not None})
+    first = max(s.node.t for s in stalls)
+    details = base(
+        comm,
+        ctx,
+        first,
+        first + quiet,
+        loss=False,
+        api=WORD[bool(stalls[0].node.ops[0][1].send)][0],
+        entered_comm_ranks=ranks,
+        reason="orders_exclude",
+        confidence="inferred",
+        cycle=[
+            {
+                "comm_uid_hash": comm.key.hash,
+                "comm_seq": None,
+                "call": stalled(s),
+                "entered_comm_ranks": [s.side.endpoint.comm_rank],
+                "missing_comm_ranks": [e.comm_rank for e in s.behind],
+            }
+            for s in stalls[:16]
+        ],
+    )
+    sides = "; ".join(f"rank {s.side.endpoint.comm_rank} in {stalled(s)}" for s in stalls[:4])
+    more = "" if len(stalls) <= 4 else f"; and {len(stalls) - 4} more"
+    text = (
+        f"The streams of {len(ranks)} ranks of communicator {comm.label} hold up each other: "
+        f"{sides}{more}. Each has queued what the next one needs behind it."
+    )
+    if odd is not None:
+        text += f" Rank {odd.comm_rank} did it in another order before."
+    details["summary"] = text
+    return made(
+        comm,
+        ctx,
+        "p2p_order_inversion",
+        ("streams", *((s.side.endpoint.comm_rank, s.node.idx) for s in stalls[:4])),
+        details,
+        error=quiet >= ctx.options.error_after,
+        role="root_cause",
+        culprits=() if odd is None else (odd,),
+        waiters=members,
+    )
+
+
+def stalled(s: Stall) -> str:
+    """For people: what stands at the head of a stream."""
+    mine = [op for side, op, _ in s.node.ops if side is s.side]
+    name, word = WORD[bool(mine[0].send)]
+    more = f" and {len(mine) - 1} more in a group" if len(mine) > 1 else ""
+    return f"{name} #{mine[0].ord} {word} rank {mine[0].peer}{more}"
