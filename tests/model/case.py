@@ -6,10 +6,11 @@ import copy
 import random
 from dataclasses import dataclass
 
+from model.breaker import Breaker, NoPlace, Truth
 from model.device import Comm, Endpoint
 from model.emit import JobTrace, emit
 from model.engine import Engine
-from model.faults import ABSENT, FAULTS, Breaker, NoPlace, Truth
+from model.faults import ABSENT, FAULTS
 from model.loss import lose
 from model.ops import Host, Program
 from model.program import generate
@@ -58,9 +59,9 @@ def slow_ranks(program: Program) -> frozenset[int]:
     )
 
 
-def healthy(seed: int) -> Case:
+def healthy(seed: int, small: bool = False) -> Case:
     """A program without a fault; some are looked at in the middle of their run."""
-    program = generate(seed)
+    program = generate(seed, small)
     engine = Engine(program, seed)
     end = engine.run()
     stuck = [p.rank for p in engine.procs if not p.finished]
@@ -75,9 +76,9 @@ def healthy(seed: int) -> Case:
     return Case(seed, engine, horizon, None, slow=slow_ranks(program), untraced=untraced)
 
 
-def broken(seed: int, kind: str, tries: int = 40) -> Case:
+def broken(seed: int, kind: str, small: bool = False, tries: int = 40) -> Case:
     """A program with a fault of this kind that takes effect; NoPlace: none found."""
-    program = generate(seed)
+    program = generate(seed, small)
     engine = Engine(program, seed)
     engine.run()
     members = {(p.rank, name): e.comm.members for p in engine.procs for name, e in p.known.items()}

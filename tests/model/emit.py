@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from model.engine import Engine, Process
+from model.engine import Engine
+from model.process import Process
 
 S = 1_000_000_000
 UNIX = 1_700_000_000 * S

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from model.device import Item
-from model.engine import Engine, Thread
+from model.engine import Engine
 from model.ops import Call, Group, Init, Op, Split
+from model.process import Thread
 
 
 def explain(engine: Engine, ranks: list[int] | None = None) -> list[str]:

@@ -7,21 +7,19 @@ findings that say it and the exact set of global ranks that are to blame.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from model.breaker import Breaker, NoPlace, Place, Truth
 from model.ops import (
     COLLECTIVES,
     Call,
     End,
     Group,
-    Host,
     Init,
     Instruction,
     Leave,
     Op,
-    Program,
     Split,
     Stop,
     Sync,
@@ -34,97 +32,6 @@ SHIFTED = frozenset({"skipped_or_extra_call"})
 #: A call left out, or made in the wrong order, can look alike.
 ORDER = frozenset({"cross_comm_order_inversion"})
 MESSAGES = frozenset({"p2p_unmatched", "p2p_mismatch", "p2p_order_inversion"})
-
-
-@dataclass
-class Truth:
-    """What is broken.
-
-    ``unnamed``: naming nobody is right as well (two ranks disagree).
-    ``missing``: ranks of the new communicator that have to be told where no
-    process may be blamed.  ``blocks``: somebody must hang by it.
-    """
-
-    kind: str
-    types: frozenset[str]
-    culprits: frozenset[int]
-    unnamed: bool = False
-    blocks: bool = True
-    missing: frozenset[int] | None = None
-    #: The calls show it, even when none is open.
-    shown: bool = False
-    #: Names that are right, too (each a whole set).
-    also: list[frozenset[int]] = field(default_factory=list)
-    note: str = ""
-
-
-class NoPlace(Exception):
-    """The program has no place for this fault."""
-
-
-Place = tuple[int, int, int]  # rank, thread, index
-
-
-@dataclass
-class Breaker:
-    """Helps to find places in a program."""
-
-    program: Program
-    rng: random.Random
-    #: (rank, name) -> members, as global ranks.
-    members: dict[tuple[int, str], list[int]]
-    #: Collectives that were run: (hash, number), and how many ranks they had.
-    slots: list[tuple[int, int, int]]
-
-    def code(self, place: Place) -> list[Instruction]:
-        return self.program.code[place[0]][place[1]]
-
-    def places(self, fit: Callable[[int, Instruction], bool]) -> list[Place]:
-        return [
-            (r, t, i)
-            for r, threads in enumerate(self.program.code)
-            for t, code in enumerate(threads)
-            for i, what in enumerate(code)
-            if fit(r, what)
-        ]
-
-    def place(self, fit: Callable[[int, Instruction], bool]) -> Place:
-        found = self.places(fit)
-        if not found:
-            raise NoPlace
-        return self.rng.choice(found)
-
-    def size(self, rank: int, op: Op) -> int:
-        return len(self.members[rank, op.comm])
-
-    def collective(self, at_least: int = 2) -> tuple[Place, Op, list[int]]:
-        """A single collective that is run by several ranks."""
-        place = self.place(
-            lambda r, what: (
-                isinstance(what, Call)
-                and not what.op.p2p
-                and what.op.count > 0
-                and self.size(r, what.op) >= at_least
-            )
-        )
-        what = self.code(place)[place[2]]
-        assert isinstance(what, Call)
-        return place, what.op, self.members[place[0], what.op.comm]
-
-    def put(self, place: Place, *what: Instruction) -> None:
-        self.code(place)[place[2] : place[2] + 1] = what
-
-    def away(self) -> Host:
-        """A thread that never comes back, as seen from outside."""
-        return self.rng.choice(
-            [
-                Host(None, "syscall", "futex"),
-                Host(None, "syscall", "read"),
-                Host(None, "syscall", "poll"),
-                Host(None, "running"),
-                Host(None, "uninterruptible"),
-            ]
-        )
 
 
 def works(rank: int, what: Instruction) -> bool:
@@ -421,7 +328,7 @@ def _late(b: Breaker) -> Truth:
         b.put(place, away, b.code(place)[place[2]])
     return Truth(
         "late",
-        frozenset({"delayed_collective_enter"}),
+        frozenset({"delayed_collective_enter", "collective_missing_enter"}),
         frozenset({place[0]}),
         blocks=False,
         shown=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from model.engine import Process
+from model.process import Process
 
 #: Records of a communicator's making are few and early: they are kept, as the
 #: trace would name the communicator by its struct instead.

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
+from model.breaker import NoPlace
 from model.case import Case, broken, healthy
 from model.explain import explain
-from model.faults import FAULTS, NoPlace
+from model.faults import FAULTS
 from model.judge import FOUND, judge
 
 HEALTHY = "none"
@@ -75,10 +76,10 @@ def _waits(case: Case, blamed: list[int]) -> list[str]:
     return ["model: " + line for line in explain(case.engine, [*blamed[:6], *truth])[:16]]
 
 
-def examine(kind: str, seed: int, rates: tuple[float, ...]) -> list[Outcome]:
+def examine(kind: str, seed: int, rates: tuple[float, ...], small: bool = False) -> list[Outcome]:
     """One program with all rates of loss; empty: it has no place for this fault."""
     try:
-        case = healthy(seed) if kind == HEALTHY else broken(seed, kind)
+        case = healthy(seed, small) if kind == HEALTHY else broken(seed, kind, small)
     except NoPlace:
         return []
     outcomes = []
@@ -110,7 +111,7 @@ def plan(programs: int, start: int, kinds: list[str] | None = None) -> Iterator[
             yield faults[(i - i // 4 if kinds is None else i) % len(faults)], start + i
 
 
-def _examine(what: tuple[str, int, tuple[float, ...]]) -> list[Outcome]:
+def _examine(what: tuple[str, int, tuple[float, ...], bool]) -> list[Outcome]:
     return examine(*what)
 
 
@@ -120,11 +121,12 @@ def survey(
     kinds: list[str] | None = None,
     rates: tuple[float, ...] = RATES,
     processes: int = 1,
+    small: bool = False,
     report_every_s: float | None = None,
 ) -> Survey:
     """Examines this many programs, from this seed on."""
     result = Survey()
-    work = [(kind, seed, rates) for kind, seed in plan(programs, start, kinds)]
+    work = [(kind, seed, rates, small) for kind, seed in plan(programs, start, kinds)]
     began = said = time.monotonic()
     if processes == 1:
         results: Iterable[list[Outcome]] = map(_examine, work)

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 import nccluprobe.trace
+from model.breaker import NoPlace
 from model.case import broken, healthy
-from model.faults import FAULTS, NoPlace
+from model.faults import FAULTS
 
 SCHEMA = json.loads((Path(nccluprobe.trace.__file__).parent / "trace.schema.json").read_text())
 
