@@ -16,11 +16,10 @@ from nccluprobe.canary.checks import (
     Wrong,
     compare_bytes,
     compare_values,
-    contribution,
+    given,
     moved,
-    reduced,
+    result,
 )
-from nccluprobe.canary.datatypes import encode
 from nccluprobe.canary.kernel import ADD_KERNELS
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
@@ -120,8 +119,7 @@ class Case:
         rank, world = self.backend.rank, self.backend.world
         if self.op in REDUCTIONS:
             n = self.count * (world if self.op == "reduce_scatter" else 1)
-            values = contribution(rank, world, n, self.dtype, self.redop, seed)
-            send.write(encode(values, self.dtype))
+            send.write(given(rank, world, n, self.dtype, self.redop, seed))
         elif self.op == "broadcast":
             if rank == self.root:
                 recv.write(moved(rank, self.part, seed))
@@ -137,11 +135,8 @@ class Case:
         _, recv = self._buffers()
         rank, world, seed = self.backend.rank, self.backend.world, self.seed
         if self.op in REDUCTIONS:
-            scatter = self.op == "reduce_scatter"
-            n = self.count * (world if scatter else 1)
-            expected = reduced(world, n, self.dtype, self.redop, seed)
-            if scatter:
-                expected = expected[rank * self.count : (rank + 1) * self.count]
+            start = rank * self.count if self.op == "reduce_scatter" else 0
+            expected = result(world, self.count, self.dtype, self.redop, seed, start)
             return compare_values(recv.read(self.part), expected, world, self.dtype, self.redop)
         if self.op == "broadcast":
             want = moved(self.root, self.part, seed)

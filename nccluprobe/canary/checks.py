@@ -61,6 +61,29 @@ def reduced(world: int, count: int, dtype: str, op: str, seed: int) -> NDArray[n
     return total // world if op == "avg" else total
 
 
+def given(rank: int, world: int, count: int, dtype: str, op: str, seed: int) -> bytes:
+    """Elements that `rank` gives to a reduction."""
+    period = contribution(rank, world, _period(world), dtype, op, seed)
+    return _tiled(encode(period, dtype), _period(world), count)
+
+
+def result(world: int, count: int, dtype: str, op: str, seed: int, start: int = 0) -> bytes:
+    """Elements `start` to `start + count` of a reduction's result."""
+    period = reduced(world, _period(world), dtype, op, seed)
+    return _tiled(encode(np.roll(period, -start), dtype), len(period), count)
+
+
+def _period(world: int) -> int:
+    """After so many elements contributions and results repeat."""
+    return 4 * max(world, 2)
+
+
+def _tiled(period: bytes, length: int, count: int) -> bytes:
+    width = len(period) // length
+    whole, rest = divmod(count, length)
+    return period * whole + period[: rest * width]
+
+
 def tolerance(expected: Values, world: int, dtype: str, op: str) -> float:
     """Largest difference that rounding explains; 0 where the result must be exact."""
     if not is_float(dtype) or op in ("max", "min"):
@@ -72,12 +95,11 @@ def tolerance(expected: Values, world: int, dtype: str, op: str) -> float:
     return largest * (world + 1) / exact
 
 
-def compare_values(
-    data: bytes, expected: NDArray[np.int64], world: int, dtype: str, op: str
-) -> Wrong | None:
-    """Compares the result of a reduction; None when it is right."""
-    got = decode(data, dtype)
-    want = decode(encode(expected, dtype), dtype)
+def compare_values(data: bytes, expected: bytes, world: int, dtype: str, op: str) -> Wrong | None:
+    """Compares the elements of a reduction's result; None when they are right."""
+    if data == expected:
+        return None
+    got, want = decode(data, dtype), decode(expected, dtype)
     limit = tolerance(want, world, dtype, op)
     # The negation: a NaN is bad.
     bad = ~(np.abs(got - want) <= limit) if limit else got != want
