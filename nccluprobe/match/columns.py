@@ -16,16 +16,21 @@ class Columns:
     follows what is held.
     """
 
-    __slots__ = ("_head", "_idx", "_ord", "_seq", "_sig", "_t", "_tail")
+    __slots__ = ("_head", "_idx", "_ord", "_seq", "_sig", "_site", "_t", "_tail")
 
     def __init__(self) -> None:
         self._head = 0
         self._tail = 0
+        self._site: Int64 | None = None
         self._allocate(_FIRST)
 
     def _allocate(self, capacity: int) -> None:
         old = None if self._tail == 0 else (self.sig, self.t, self.idx, self.ord, self.seq)
         n = self._tail - self._head
+        if self._site is not None:
+            held = self._site[self._head : self._tail]
+            self._site = np.zeros(capacity, np.int64)
+            self._site[:n] = held
         self._sig: Int32 = np.empty(capacity, np.int32)
         self._t: Int64 = np.empty(capacity, np.int64)
         self._idx: Int64 = np.empty(capacity, np.int64)
@@ -63,8 +68,19 @@ class Columns:
         """The library's counter at entry, NO_SEQ where it is not known."""
         return self._seq[self._head : self._tail]
 
+    @property
+    def site(self) -> Int64 | None:
+        """Ids of call sites, 0 where not known; None: of no row."""
+        return None if self._site is None else self._site[self._head : self._tail]
+
     def extend(
-        self, sig: Int32, t: Int64, idx: Int64, order: Int64, seq: Int64 | None = None
+        self,
+        sig: Int32,
+        t: Int64,
+        idx: Int64,
+        order: Int64,
+        seq: Int64 | None = None,
+        site: Int64 | None = None,
     ) -> None:
         """Append rows."""
         n = len(sig)
@@ -80,6 +96,10 @@ class Columns:
         self._idx[self._tail : end] = idx
         self._ord[self._tail : end] = order
         self._seq[self._tail : end] = NO_SEQ if seq is None else seq
+        if site is not None and self._site is None:
+            self._site = np.zeros(len(self._sig), np.int64)
+        if self._site is not None:
+            self._site[self._tail : end] = 0 if site is None else site
         self._tail = end
 
     def insert(self, at: int, sig: int, t: int, n: int) -> None:
@@ -90,6 +110,7 @@ class Columns:
             self.idx[at:].copy(),
             self.ord[at:].copy(),
             self.seq[at:].copy(),
+            None if self.site is None else self.site[at:].copy(),
         )
         self._tail = self._head + at
         minus = np.full(n, -1, np.int64)
@@ -98,7 +119,9 @@ class Columns:
 
     def delete(self, at: int, n: int = 1) -> None:
         """Remove ``n`` rows at a position."""
-        for column in (self.sig, self.t, self.idx, self.ord, self.seq):
+        for column in (self.sig, self.t, self.idx, self.ord, self.seq, self.site):
+            if column is None:
+                continue
             column[at:-n] = column[at + n :].copy()
         self._tail -= n
 

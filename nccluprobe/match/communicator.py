@@ -26,6 +26,7 @@ from nccluprobe.match.signature import (
     SignatureTable,
     runs_zero_counts,
 )
+from nccluprobe.match.sitelog import SiteLog
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
 _KEPT_LATE = 64
@@ -109,6 +110,8 @@ class Communicator:
     last_sig: int | None = None
     last_seq: int | None = None
     disagreement: Disagreement | None = None
+    #: Call sites of the newest slots, where the trace tells them.
+    sites: SiteLog | None = None
     #: comm rank -> its newest call of count 0 that the others did not make: (slot, sig, idx).
     zero_calls: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
     #: Signatures of the newest closed slots.
@@ -268,6 +271,9 @@ class Communicator:
         if agreed:
             self.last_sig = int(sig[agreed - 1])
             self.history = np.concatenate((self.history, sig[:agreed][-_HISTORY:]))[-_HISTORY:]
+        if agreed and any(e.rows.site is not None for e in members):
+            self.sites = self.sites or SiteLog()
+            self.sites.note(members, start, self.seq(start), agreed)
         if is_zero is not None:
             self.zeros += int(is_zero.sum())
         self._count(sig[:agreed], table)

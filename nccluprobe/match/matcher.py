@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, completion, exits, idle, inits, leaving, roles
+from nccluprobe.match import absence, completion, exits, idle, inits, leaving, roles, sites
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -97,6 +97,7 @@ class Matcher(State):
         explain_zeros(waits, self.table)
         exits.relabel(waits, contexts)
         leaving.settle(waits, contexts)
+        current += sites.settle(waits, contexts, current)
         inits.link(current)
         self._note_missed(waits)
         self._name(current)

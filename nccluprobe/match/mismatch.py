@@ -234,6 +234,7 @@ def _finding(
                 "signature": ctx.table[sig].text(),
                 "comm_ranks": sorted(ranks),
                 "call_idx": {str(r): by_rank[r].idx_at(d.slot) for r in ranks},
+                **_sites([by_rank[r].site_at(d.slot) for r in ranks], ctx.table),
             }
             for sig, ranks in decision.groups.items()
         ],
@@ -270,6 +271,12 @@ def _finding(
         # Who has not come to it is not kept by it.
         waiters=tuple(_processes([e for e in comm.members() if e.entered > d.slot])),
     )
+
+
+def _sites(sites: list[int], table: SignatureTable) -> dict[str, list[str]]:
+    """Where the calls came from, if the trace tells."""
+    known = sorted({table.sites[s] for s in sites if s})
+    return {"sites": known} if known else {}
 
 
 def _confidence(exact: bool, decision: Decision) -> str:

@@ -39,10 +39,38 @@ class Signature:
 
 LOST = Signature("lost")
 
+#: More call sites than a program has: beyond that they are no call sites.
+_MOST_SITES = 1 << 20
+
 #: Functions that NCCL counts (``seqNumber[]``) -> index of their counter.
 COUNTED = {f"nccl{name}": at for at, name in enumerate(SEQ_NAMES)}
 #: ``functions``: the library does not count this call; nobody knows which call it was.
 UNCOUNTED, UNSEEN = -1, -2
+
+
+class SiteNames:
+    """Call sites, as the trace names them <-> small integers; 0: not known."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._all = [""]
+
+    def id_of(self, site: object) -> int:
+        """Id of a call site; a wrong type raises TypeError."""
+        if site is None:
+            return 0
+        if not isinstance(site, str):
+            raise TypeError("site is not a text")
+        found = self._ids.get(site)
+        if found is None:
+            if len(self._all) >= _MOST_SITES:
+                return 0
+            found = self._ids[site] = len(self._all)
+            self._all.append(site)
+        return found
+
+    def __getitem__(self, site: int) -> str:
+        return self._all[site]
 
 
 class SignatureTable:
@@ -57,6 +85,7 @@ class SignatureTable:
         self._shape_of: list[int] = [0]
         self._function_of: list[int] = [UNSEEN]
         self._arrays: tuple[Int32, Int32] | None = None
+        self.sites = SiteNames()
 
     def intern_call(
         self, api: object, count: object, datatype: object, op: object, root: object
