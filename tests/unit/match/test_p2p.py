@@ -444,8 +444,8 @@ def test_a_call_with_the_wrong_peer_or_communicator(other: bool) -> None:
         for r, c in enumerate(comms):
             wrong = i == 9 and r == 1
             to = 0 if wrong and not other else (r + 1) % 3
-            post(more[1] if wrong and other else c, SEND, to, 1.0 + i)
-            post(c, RECV, (r - 1) % 3, 1.1 + i)
+            post(more[1] if wrong and other else c, SEND, to, 1.2 + i)
+            post(c, RECV, (r - 1) % 3, (1.3 if r == 0 else 1.1) + i)
     cover(job.procs, 400)
     found = analyze_job(job)
     roots = [f for f in found if f.role == "root_cause"]
