@@ -7,22 +7,11 @@ from typing import Annotated
 
 import typer
 
-from nccluprobe.cli.judging import Session
+from nccluprobe.cli.judging import Session, options_of
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import KINDS, Found, find
 from nccluprobe.importers.run import check_kind
-from nccluprobe.match.options import SECOND, Options
 from nccluprobe.report.writer import FindingWriter
-
-_LONGEST_S = 100_000_000  # three years
-
-
-def _ns(option: str, seconds: float) -> int:
-    if not seconds < _LONGEST_S:  # also for what is not a number
-        raise NccluprobeError(
-            f"{option} {seconds}: give seconds, at most {_LONGEST_S}", ExitCode.USAGE
-        )
-    return round(seconds * SECOND)
 
 
 def analyze(
@@ -74,13 +63,7 @@ def analyze(
     ] = None,
 ) -> int:
     """Read traces and name the rank that broke a collective."""
-    options = Options(
-        missing_after=_ns("--missing-after", missing_after),
-        late_after=_ns("--late-after", late_after),
-        error_after=_ns("--error-after", error_after),
-        idle_ok=tuple(idle_ok or ()),
-        lint=lint,
-    )
+    options = options_of(missing_after, late_after, error_after, tuple(idle_ok or ()), lint)
     for folder in folders:
         if not folder.exists():
             raise NccluprobeError(f"{folder}: no such folder", ExitCode.NO_TRACE)

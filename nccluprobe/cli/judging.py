@@ -7,11 +7,11 @@ import sys
 import time
 
 from nccluprobe.cli.summary import summary_of
-from nccluprobe.errors import ExitCode
+from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found
 from nccluprobe.importers.run import Imported, import_files
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.options import Options
+from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.report.text import report, single
 from nccluprobe.report.writer import FindingWriter, finding_line
@@ -20,6 +20,32 @@ from nccluprobe.trace.reader import TraceReader
 SCAN_S = 1.0
 _STEP_S = 0.25
 _PASSES = 4
+_LONGEST_S = 100_000_000  # three years
+
+
+def _ns(option: str, seconds: float) -> int:
+    if not seconds < _LONGEST_S:  # also for what is not a number
+        raise NccluprobeError(
+            f"{option} {seconds}: give seconds, at most {_LONGEST_S}", ExitCode.USAGE
+        )
+    return round(seconds * SECOND)
+
+
+def options_of(
+    missing_after: float,
+    late_after: float,
+    error_after: float,
+    idle_ok: tuple[str, ...],
+    lint: bool,
+) -> Options:
+    """Limits given in seconds on a command line."""
+    return Options(
+        missing_after=_ns("--missing-after", missing_after),
+        late_after=_ns("--late-after", late_after),
+        error_after=_ns("--error-after", error_after),
+        idle_ok=idle_ok,
+        lint=lint,
+    )
 
 
 class Session:
@@ -39,9 +65,9 @@ class Session:
         self.analysis.open(self.reader.names())
         something = False
         for c in self.reader.poll():
-            through = self.analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+            through = self.analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
             self.reader.at_time(c.source, through)
-            something = something or bool(c.lines)
+            something = something or bool(c.data)
         return something
 
     def load(self) -> None:

@@ -43,6 +43,11 @@ COMMANDS: dict[str, Command] = {
         "doctor",
         "Say what can be traced and read here, and why not.",
     ),
+    "explain": Command(
+        "nccluprobe.cli.explain",
+        "explain",
+        "Show the calls that a finding rests on, rank by rank.",
+    ),
     "inspect": Command(
         "nccluprobe.cli.inspect",
         "inspect",

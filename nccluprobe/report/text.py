@@ -63,7 +63,7 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _why(status: dict[str, Any]) -> str:
+def why(status: dict[str, Any]) -> str:
     """What is known of one rank that did not come."""
     reason = status["reason"]
     if reason == "rank_exit_or_crash_suspected":
@@ -140,7 +140,7 @@ def sentence(f: Finding) -> str:
 def _details(f: Finding) -> Iterable[str]:
     d = f.details
     for status in (d.get("missing_rank_status") or [])[:_FOLD]:
-        yield f"rank {status['comm_rank']}: {_why(status)}"
+        yield f"rank {status['comm_rank']}: {why(status)}"
     if d.get("signature"):
         yield f"call: {d['signature']}"
     if d.get("queued_behind"):
@@ -197,14 +197,19 @@ def _next_step(f: Finding) -> str | None:
     return None
 
 
-def _wrap(text: str, indent: str = "", first: str | None = None) -> str:
-    return textwrap.fill(
+def wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    """A paragraph as lines of at most WIDTH characters; ``first``: indent of the first."""
+    return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,
         break_on_hyphens=False,
     )
+
+
+def _wrap(text: str, indent: str = "", first: str | None = None) -> str:
+    return "\n".join(wrap(text, indent, first))
 
 
 def _order(f: Finding) -> tuple[object, ...]:

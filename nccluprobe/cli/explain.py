@@ -1,0 +1,122 @@
+"""``nccluprobe explain``: what one finding rests on, call by call."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccluprobe.cli.judging import Session, options_of
+from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.importers.files import find
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.status import rank_status
+from nccluprobe.report.evidence import Evidence
+from nccluprobe.report.explain import explain as render
+from nccluprobe.report.text import why
+from nccluprobe.trace.reader import TraceReader
+
+#: Slots shown before and after that of the finding.
+_BEFORE, _AFTER = 3, 2
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="The folder that was analyzed.", metavar="RUN")],
+    finding_id: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the finding, as in the report ([f...]); its beginning will do.",
+            metavar="FINDING_ID",
+        ),
+    ],
+    missing_after: Annotated[
+        float, typer.Option(min=0, help="As given to analyze: seconds until an absence is written.")
+    ] = 60.0,
+    late_after: Annotated[
+        float, typer.Option(min=0, help="As given to analyze: seconds that make a rank late.")
+    ] = 30.0,
+    error_after: Annotated[
+        float, typer.Option(min=0, help="As given to analyze: seconds until it is an error.")
+    ] = 300.0,
+    lint: Annotated[bool, typer.Option("--lint", help="As given to analyze.")] = False,
+) -> int:
+    """Show the calls that a finding rests on, rank by rank."""
+    if not run.exists():
+        raise NccluprobeError(f"{run}: no such folder", ExitCode.NO_TRACE)
+    session = Session(
+        find([run], None), options_of(missing_after, late_after, error_after, (), lint), None, False
+    )
+    session.load()
+    session.analysis.scan(None)
+    matcher = session.analysis.matcher
+    f = _pick(matcher.book.all(), finding_id, run)
+    evidence, names, states = _evidence(f, matcher, session.found.traces)
+    sys.stdout.write(render(f, evidence, names, states, sys.stdout.isatty()))
+    return int(ExitCode.OK)
+
+
+def _pick(findings: list[Finding], wanted: str, run: Path) -> Finding:
+    matches = [f for f in findings if f.id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    ids = ", ".join(sorted(f.id for f in (matches or findings))[:20]) or "none"
+    if matches:
+        raise NccluprobeError(f"{wanted}: several findings begin so: {ids}", ExitCode.USAGE)
+    raise NccluprobeError(
+        f"{wanted}: no such finding in {run}; there are: {ids} (give the limits that analyze had)",
+        ExitCode.USAGE,
+    )
+
+
+def _evidence(
+    f: Finding, matcher: Matcher, traces: list[Path]
+) -> tuple[Evidence, dict[int, str], dict[int, str]]:
+    instance = f.details.get("instance") or 0
+    mine: list[Endpoint] = [
+        e
+        for e in matcher.endpoints.values()
+        if (e.info.hash, e.info.instance) == (f.comm_uid_hash, instance)
+    ]
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    names: dict[int, str] = {}
+    states: dict[int, str] = {}
+    for e in mine:
+        rank = e.comm_rank
+        if rank is None:
+            continue
+        comm = matcher.comm_of((e.info.source, e.info.id))
+        zeros = 0 if comm is None else comm.zeros
+        places[e.info.source, e.info.id] = (rank, e.entered - e.next_ord - zeros)
+        names[rank] = f"rank {rank}: {e.process.label()}"
+        now = matcher.now_of(e.process.source)
+        status = rank_status(
+            comm, rank, e, now, matcher.options.silent_after, "rank_alive_but_not_entered"
+        )
+        states[rank] = _state(e, now, why(status))
+    seq = f.comm_seq if f.comm_seq is not None else 0
+    around = (seq - _BEFORE, seq + _AFTER) if f.comm_seq is not None else (0, -1)
+    evidence = Evidence(f.comm_uid_hash or "", instance, around, places)
+    reader = TraceReader(traces)
+    reader.discover(force=True)
+    for chunk in reader.poll():
+        evidence.feed(chunk.source, chunk.lines)
+    return evidence, names, states
+
+
+def _state(e: Endpoint, now: int, text: str) -> str:
+    p = e.process
+    if p.end is not None and p.ended:
+        code = "" if p.end.code is None else f", code {p.end.code}"
+        signal = "" if not p.end.signal else f", signal {p.end.signal}"
+        return f"its process ended ({p.end.how}{code}{signal})"
+    quiet = max(0, now - max(p.last_activity, e.last_t)) / 1e9
+    inside = p.inside_now()
+    if inside is not None:
+        return f"inside {inside.api} for {(now - inside.t) / 1e9:.1f} s"
+    state = text.removeprefix("it is alive and outside this call: ")
+    lost = f"; {p.lost} events of it were lost" if p.lost else ""
+    return f"no call for {quiet:.1f} s: {state}{lost}"
