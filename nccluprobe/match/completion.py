@@ -162,10 +162,63 @@ def judge(
     found = []
     for cases in behind.values():
         worst = max(cases, key=lambda b: (b.by, -b.since, b.comm.key))
-        # One call behind in one place is a victim of a member that died in its midst.
-        if worst.by >= 2 or len(cases) >= 2:
+        # One call behind in one place may be a victim of a member that died in its midst:
+        # not if all others have completed the call.
+        alone = worst.comm.complete_view and len(worst.peers) == worst.comm.key.nranks - 1
+        if worst.by >= 2 or len(cases) >= 2 or alone:
             found.append(_finding(worst, len(cases), context(worst.comm)))
     return found
+
+
+def not_complete(w: Wait, ctx: Context) -> Finding | None:
+    """A finding for a call that all have entered long ago and nobody has completed.
+
+    None where completion is not seen, or it has not been long.
+    """
+    comm, members = w.comm, list(w.entered)
+    oldest = [e.oldest for e in members if e.done is not None and e.oldest is not None]
+    newest = max((t for _, t, _ in oldest), default=0)
+    waited = ctx.now - newest
+    if w.seq is None or len(oldest) < len(members) or waited < ctx.options.missing_after:
+        return None
+    signature = ctx.table[oldest[0][2]]
+    ranks = [e.comm_rank for e in members if e.comm_rank is not None]
+    details: dict[str, Any] = {
+        "api": signature.api,
+        "expected_nranks": comm.key.nranks,
+        "entered_comm_ranks": ranks,
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": seconds(waited),
+        "reason": "all_inside",
+        "confidence": "observed" if comm.complete_view else "reduced",
+        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+        "signature": signature.text(),
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": w.first,
+        "unobserved_comm_ranks": len(comm.unobserved()),
+        "summary": (
+            f"All {len(ranks)} members of communicator {comm.label} entered {signature.api} "
+            f"#{w.seq}, and none of them has completed it for {seconds(waited):.1f} s: nobody is "
+            f"missing; the device or the network is not going on."
+        ),
+    }
+    return Finding(
+        key=("not complete", *comm.key, w.seq),
+        hang_type="collective_all_ranks_stuck",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=w.seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if waited >= ctx.options.error_after else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=newest,
+        waiters=tuple(e.process.who for e in members),
+    )
 
 
 def _finding(b: _Behind, places: int, ctx: Context) -> Finding:

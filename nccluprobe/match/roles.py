@@ -12,6 +12,7 @@ from typing import Any
 
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.completion import not_complete
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
@@ -153,6 +154,8 @@ class _Roles:
                 f = stall_finding(stall, behind, self.context(node.comm))
                 self._of_cause[cause] = f
                 made.append(f)
+            elif (alone := not_complete(node, self.context(node.comm))) is not None:
+                made.append(alone)
         return made
 
     def _tell(self, w: Wait) -> None:

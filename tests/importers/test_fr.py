@@ -228,6 +228,50 @@ def test_a_device_that_does_not_finish(tmp_path: Path) -> None:
     assert result.blamed == {1}
 
 
+def test_a_device_that_fails_in_a_call_that_all_others_complete(tmp_path: Path) -> None:
+    job = Job({"0": ("default_pg", [0, 1, 2, 3]), "1": ("TP", [0, 1])})
+    for i in range(10):
+        job.all("0", i * 0.1)
+    for rank, r in job.ranks.items():
+        r.call("0", 1.0, done=rank != 1)
+    job.all("1", 1.1, done=False)
+    job.all("0", 1.2, done=False)
+    assert Result(job.write(tmp_path)).blamed == {1}
+
+
+def test_two_devices_one_call_behind(tmp_path: Path) -> None:
+    """One of them is a victim of the other: nobody can tell which."""
+    job = one_group()
+    for i in range(10):
+        job.all("0", i * 0.1)
+    for rank, r in job.ranks.items():
+        r.call("0", 1.0, done=rank not in (1, 2))
+    assert Result(job.write(tmp_path)).blamed == set()
+
+
+def test_all_came_and_nobody_completes(tmp_path: Path) -> None:
+    """The device or the network: no rank is named.  What waits behind it is no finding."""
+    job = Job({"0": ("default_pg", [0, 1, 2, 3]), "1": ("TP", [0, 1]), "2": ("TP", [2, 3])})
+    for i in range(10):
+        job.all("0", i * 0.1)
+    job.all("0", 1.0, done=False)
+    job.all("1", 1.1, done=False)
+    job.all("2", 1.1, done=False)
+    result = Result(job.write(tmp_path))
+    assert result.errors == ["collective_all_ranks_stuck"]
+    assert result.blamed == set()
+    assert result.findings[0].comm_seq == 11
+
+
+def test_a_dump_of_a_job_that_goes_on_and_is_level(tmp_path: Path) -> None:
+    job = one_group()
+    for i in range(10):
+        job.all("0", i * 0.1, done=i < 8)
+    folder = job.write(tmp_path)
+    written_at(folder, T0 / 1e9 + 2)
+    assert Result(folder).findings == []
+
+
 def test_two_jobs_are_two(tmp_path: Path) -> None:
     stalled().write(tmp_path / "a")
     job = one_group()
