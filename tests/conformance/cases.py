@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from conformance import faults, pair_twins, pairs, twins
+from conformance import faults, grids, pair_twins, pairs, twins
 from conformance.truth import Case
 
 
@@ -15,6 +15,7 @@ def all_cases() -> Iterator[Case]:
         for api in faults.COLLECTIVES:
             yield from faults.cases(api, n)
             yield from twins.twins(api, n)
+            yield from grids.cases(api, n)
         for api in pairs.P2P:
             yield from pairs.cases(api, n)
             yield from pair_twins.twins(api, n)

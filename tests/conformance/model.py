@@ -279,7 +279,9 @@ class Model:
         for c, n in kernel.calls:
             place = self._meet[self._meeting(kernel.rank, c), n]
             place[kernel.rank] = kernel
-            met += place.values()
+            # The last member of a collective ends it; before, there is nothing to look at.
+            if c.api.kind is Kind.P2P or len(place) == len(self.program.comms[c.comm]):
+                met += place.values()
         for k in dict.fromkeys(met):
             self._try_end(k)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from nccluprobe.nccl.api import BY_NAME, Api, Role
@@ -34,7 +35,7 @@ class Call:
     args: Mapping[str, Any]
     stream: int = 0
 
-    @property
+    @cached_property
     def api(self) -> Api:
         return BY_NAME[self.name]
 
@@ -43,7 +44,7 @@ class Call:
         size: int = self.args["count"] * DATATYPE_BYTES[self.args["datatype"]]
         return size
 
-    @property
+    @cached_property
     def signature(self) -> tuple[Any, ...]:
         """What NCCL needs to be equal at all members."""
         return (self.api.canonical, *sorted(self.args.items()))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from conformance.faults import body, paired, prefix, program
+from conformance.edits import body, paired, prefix, program
 from conformance.program import OTHER, Call, End, Exit, Program, Step, Sync, Work, call, synced
 from conformance.truth import SILENCE, Case
 from nccluprobe.nccl.api import Api, Role

@@ -14,11 +14,11 @@ def render() -> str:
     """What is tried, on which operation, and what has to be said of it."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
-    from conformance import page  # it is found only now
+    from conformance import faults, page, pairs  # they are found only now
 
     legend = ", ".join(f"{letter} `{kind}`" for kind, letter in page.LETTERS.items())
-    pairs = [api.name for api in page.pairs.P2P]
-    collectives = [api.name for api in page.faults.COLLECTIVES]
+    two_sided = [api.name for api in pairs.P2P]
+    collectives = [api.name for api in faults.COLLECTIVES]
     parts = [
         page.INTRO,
         "## Operation and kind of fault\n",
@@ -28,7 +28,7 @@ def render() -> str:
         page.BLAMED,
         md_table(*page.verdicts(collectives)),
         "\n## Verdicts: sends and receives\n",
-        md_table(*page.verdicts(pairs)),
+        md_table(*page.verdicts(two_sided)),
         "\n## Correct twins\n",
         "Nothing is said of them at all: no finding, not even a notice.\n",
         md_table(*page.twins()),
