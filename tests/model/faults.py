@@ -58,7 +58,9 @@ def _killed(b: Breaker) -> Truth:
 def _stopped(b: Breaker) -> Truth:
     place = b.place(works)
     b.put(place, Stop(), b.code(place)[place[2]])
-    return Truth("stopped", ABSENT, frozenset({place[0]}))
+    # It may stop inside a call that could return.
+    types = ABSENT | {"nccl_missing_exit"}
+    return Truth("stopped", types, frozenset({place[0]}))
 
 
 def _skipped(b: Breaker) -> Truth:
@@ -328,7 +330,7 @@ def _late(b: Breaker) -> Truth:
         b.put(place, away, b.code(place)[place[2]])
     return Truth(
         "late",
-        frozenset({"delayed_collective_enter", "collective_missing_enter"}),
+        frozenset({"delayed_collective_enter", "collective_missing_enter", "nccl_missing_exit"}),
         frozenset({place[0]}),
         blocks=False,
         shown=True,
