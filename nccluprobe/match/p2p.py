@@ -153,7 +153,7 @@ class P2P:
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
             known = self.faults.of_channel
-            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, known, stalls.heads))
+            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, known, stalls))
         explained = misplaced(judges)
         for judge in judges:
             judge.run(explained)

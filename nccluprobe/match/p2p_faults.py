@@ -12,8 +12,8 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.p2p_blame import odd_of, orderly
 from nccluprobe.match.p2p_habit import odd_one, usual
-from nccluprobe.match.p2p_judge import odd_of, orderly
 from nccluprobe.match.p2p_pair import At, Channel, Pair, Pairs
 from nccluprobe.match.p2p_queue import ORD, PEER, SEND, SIG, Queue, Side
 

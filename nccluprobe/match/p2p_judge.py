@@ -11,11 +11,13 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.p2p_blame import count_says, odd_of
 from nccluprobe.match.p2p_device import SMALL
-from nccluprobe.match.p2p_habit import odd_one, usual
+from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_queue import SIG, Side
+from nccluprobe.match.p2p_stalls import Stalls
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
@@ -51,15 +53,16 @@ class Judge:
         pairs: Pairs,
         sides: Mapping[At, Side],
         faults: Mapping[Channel, Finding],
-        heads: Mapping[int, frozenset[int]] | None = None,
+        stalls: Stalls,
     ) -> None:
         self.comm, self.ctx = comm, ctx
         self.pairs, self.sides, self.faults = pairs, sides, faults
-        self.units = units_of(comm, channels, pairs, sides, heads)
+        self.units = units_of(comm, channels, pairs, sides, stalls.heads)
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides)
+        self._behind = stalls.behind
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
@@ -234,6 +237,8 @@ class Judge:
         for other in self._of.get(id(e), ()):
             if other.needs(own) and self._left_out(unit, other):
                 return True
+        if unit.hard is None and any(x is own for x in self._behind.get(id(e), ())):
+            return True  # in what stands behind this unit in the waiting rank's stream
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
@@ -343,50 +348,3 @@ class Judge:
             culprits=(),
             not_observed=ranks,
         )
-
-
-def odd_of(
-    comm: Communicator,
-    sides: Mapping[At, Side],
-    pairs: Pairs,
-    has: Side,
-    lacks: Endpoint,
-    lane: tuple[bool, int],
-) -> Endpoint | None:
-    """Of two, one of which made an operation that the other did not: who left its way."""
-    odd = odd_one(has, sides.get((lacks.info.source, lacks.info.id)), pairs.wires.size)
-    if odd is not None:
-        return odd.endpoint
-    says = count_says(comm, sides, has, lane)
-    return None if says is None else has.endpoint if says == "extra" else lacks
-
-
-def count_says(
-    comm: Communicator, sides: Mapping[At, Side], has: Side, lane: tuple[bool, int]
-) -> str | None:
-    """Whether a side made one ``extra``, or its peer ``skipped`` one, by what the others did."""
-    send, peer = lane
-    rank = has.endpoint.comm_rank
-    ends: list[int] = []
-    lacks = 0
-    for e in comm.endpoints.values():
-        side = sides.get((e.info.source, e.info.id))
-        for (s, p), queue in side.queues.items() if side is not None else ():
-            if side is has and (s, p) == lane:
-                continue
-            if e.comm_rank == peer and (s, p) == (not send, rank):
-                lacks = queue.end
-            elif queue.end:
-                ends.append(queue.end)
-    most, own = usual(ends), has.queue(*lane).end
-    if most is None or own <= lacks:
-        return None
-    return "extra" if most == lacks else "skipped" if most == own else None
-
-
-def orderly(e: Endpoint) -> bool:
-    """Whether it ended the communicator, or its process, as a program does that is done."""
-    if e.end is not None:
-        return e.end.how in ("destroy", "finalize")
-    end = e.process.end
-    return end is not None and end.how == "exited" and end.code == 0

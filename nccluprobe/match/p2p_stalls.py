@@ -25,6 +25,8 @@ class Stalls:
 
     #: id of a side -> call_idx of operations at the head of a stream; None: nobody is silent.
     heads: dict[int, frozenset[int]] | None = None
+    #: id of an endpoint -> endpoints that its streams stand behind.
+    behind: dict[int, list[Endpoint]] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -53,6 +55,7 @@ def stalls_of(
         mine = frozenset(op.idx for side, op, _ in stall.node.ops if side is stall.side)
         key = id(stall.side)
         found.heads[key] = found.heads.get(key, frozenset()) | mine
+        found.behind.setdefault(id(stall.side.endpoint), []).extend(stall.behind)
     of = {e: c for c in comms for e in map(id, c.endpoints.values())}
     causes: dict[int, Finding] = {}
     for members in device.deadlocks():
