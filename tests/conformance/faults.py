@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from conformance.edits import BEFORE, LENGTH, Break, Edit, body, paired, program
 from conformance.program import OTHER, WORLD, End, Exit, Program, Step, Stop, call
-from conformance.truth import CROSSED, ENDED, MISMATCH, MISSING, NOBODY, SHIFT, Case, Truth
+from conformance.truth import CROSSED, ENDED, MISMATCH, MISSING, NOBODY, SHIFT, STUCK, Case, Truth
 from nccluprobe.nccl.api import API_TABLE, Api, Kind, Role
 
 COLLECTIVES = tuple(a for a in API_TABLE if a.kind is Kind.COLLECTIVE)
@@ -35,10 +35,12 @@ def cases(api: Api, n: int) -> Iterator[Case]:
     b = Break(api, n)
     who = frozenset({b.rank})
     odd = who if n > 2 else NOBODY
-    absent = Truth(who, (MISSING,), WORLD, b.seq, why="it alone did not come")
+    others = frozenset(range(n)) - who
+    absent = Truth(who, (MISSING,), WORLD, b.seq, entered=others, why="it alone did not come")
     away = replace(
         absent,
         kinds=(MISSING, CROSSED),
+        entered=None,
         or_blamed=(NOBODY,) if n == 2 else (),
         why="it is away, or waits for what it queued: its fault both times; of two ranks it may"
         " be either's",
@@ -92,6 +94,7 @@ def cases(api: Api, n: int) -> Iterator[Case]:
         undecided = replace(
             absent,
             blamed=frozenset({0}),
+            entered=frozenset(range(1, n)),
             or_blamed=(NOBODY,),
             severity="any",
             why="followers may wait for an idle root for hours: the cause may be left open",
@@ -106,10 +109,15 @@ def cases(api: Api, n: int) -> Iterator[Case]:
     uniform = body(api, uniform=True)
     last = replace(absent, kinds=(MISSING, SHIFT), seq=BEFORE + LENGTH - 1)
     yield case("missing call", "skip in a uniform stream ahead", last, b.skip, uniform)
-    yield case("extra call", "in a uniform stream ahead", Truth(
-        NOBODY, (MISSING, SHIFT), WORLD, BEFORE + LENGTH, entered=who, decidable=False,
-        severity="any", why="one call more by it or one less by all others: equal traces",
-    ), lambda s: [*s, s[-1]], uniform)  # fmt: skip
+    one_more = Truth(
+        NOBODY,
+        (MISSING, SHIFT, STUCK),
+        WORLD,
+        decidable=False,
+        severity="any",
+        why="one call more by it, one less by all others, or a device that stands: equal traces",
+    )
+    yield case("extra call", "in a uniform stream ahead", one_more, lambda s: [*s, s[-1]], uniform)
     for how in ("sync", "ahead", "pass"):
         exact = how != "sync"  # behind the sync there is no further call to tell by
         shifted = replace(minority, kinds=(SHIFT,) if exact else DIFFERS)

@@ -17,6 +17,7 @@ from conformance.truth import (
     P2P_MISMATCH,
     P2P_UNMATCHED,
     SHIFT,
+    STUCK,
     Case,
 )
 
@@ -27,6 +28,7 @@ LETTERS = {
     SHIFT: "S",
     ENDED: "E",
     CROSSED: "X",
+    STUCK: "K",
     P2P_UNMATCHED: "U",
     P2P_MISMATCH: "D",
     P2P_INVERTED: "O",
@@ -53,7 +55,7 @@ all the same. Where both stand, either is right, for the reason given.
 def _cell(found: list[Case]) -> str:
     if not found:
         return "-"
-    letters = sorted({LETTERS[k] for c in found for k in c.truth.kinds}, key="AMSEXUDO".index)
+    letters = sorted({LETTERS[k] for c in found for k in c.truth.kinds}, key="AMSEXKUDO".index)
     failing = sum(1 for c in found if reason(c.id))
     return "".join(letters) + f" {len(found)}" + (f" ({failing} open)" if failing else "")
 

@@ -51,9 +51,10 @@ ANY = (P2P_UNMATCHED, P2P_MISMATCH, P2P_INVERTED)
 Edit = Callable[[list[Step]], list[Step]]
 
 
-def ends(n: int) -> tuple[int, int]:
-    """Sender and receiver of the pair that has the fault."""
-    return {2: (0, 1), 4: (1, 2), 8: (4, 5)}[n]
+def ends(n: int, direction: str | None = "send") -> tuple[int, int]:
+    """Sender and receiver of the pair that has the fault: in the middle, or at an end."""
+    sender = {2: 0, 4: 1, 8: 4} if direction == "send" else {2: 0, 4: 0, 8: 6}
+    return sender[n], sender[n] + 1
 
 
 def chain(n: int, rank: int, count: int) -> list[Step]:
@@ -120,7 +121,7 @@ class _Pair:
     def __init__(self, api: Api, n: int) -> None:
         assert api.direction is not None
         self.n, self.direction = n, api.direction
-        self.sender, self.receiver = ends(n)
+        self.sender, self.receiver = ends(n, api.direction)
         self.at, self.other = (
             (self.sender, self.receiver)
             if api.direction == "send"

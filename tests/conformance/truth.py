@@ -13,6 +13,7 @@ MISSING = "collective_missing_enter"
 MISMATCH = "collective_mismatch"
 SHIFT = "skipped_or_extra_call"
 ENDED = "comm_ended_under_waiters"
+STUCK = "collective_all_ranks_stuck"
 CROSSED = "cross_comm_order_inversion"
 P2P_MISMATCH, P2P_UNMATCHED, P2P_INVERTED = "p2p_mismatch", "p2p_unmatched", "p2p_order_inversion"
 
