@@ -181,6 +181,55 @@ def _reserved() -> list[str]:
     return ["Reserved for later releases:", md_table(("hang_type", "meaning"), kinds)]
 
 
+_RULES = (
+    "## Idle waits",
+    "The followers of an inference job wait in a broadcast until there is work, for hours. From "
+    "outside an idle root\nand one that hangs outside NCCL look the same. A wait in ncclBroadcast, "
+    "ncclBcast or ncclScatter that lacks\nonly its root is",
+    "- nothing, when `--idle-ok PATTERN` was given: shell patterns of communicators by name or "
+    "hash;\n"
+    "- a notice with `details.idle` learned, after three earlier waits of this communicator, "
+    "function, root and size\n"
+    "  (class of bytes by powers of two) that were longer than --missing-after and ended well;\n"
+    "- else a notice with `details.idle` undecided: waiting, cause not decidable. Role unknown, "
+    "nobody is named, however\n"
+    "  long it lasts; the root's state is in `missing_rank_status`. It is not undecided any more "
+    "when the waiters have\n"
+    "  queued other calls behind it.",
+    "It is an ordinary absence, declared or not, when the root is stopped, in uninterruptible "
+    "sleep, or inside another\nNCCL call past --missing-after; when it has ended, or ended the "
+    "communicator, and others wait on; when an error,\na disagreement or another wait blocks "
+    "ranks of this communicator elsewhere. A member that came and then left is\nnamed instead "
+    "(`comm_ended_under_waiters`, `details.left_comm_ranks`). A root that comes after a declared "
+    "or learned\nwait is not late. Waits for the root of a Reduce or Gather are never idle: the "
+    "others do not need it.",
+    "## Who is wrong",
+    "Where calls of one slot differ, the largest side is right; with half of the ranks or less, "
+    "confidence inferred.\nWithout a largest side, as with two ranks, nobody is named, unless "
+    "one side goes on in the period of all calls\nbefore and the other leaves it once and comes "
+    "back (inferred), or another communicator singles a rank out\n(`details.singled_out_by`). "
+    "Two calls in the other order are one mismatch (reason calls_swapped). A call that was\nleft "
+    "out on one communicator and made on another is one fault: the second finding is downstream "
+    "of the first.",
+    "NCCL 2.20.5 and later discard calls of count 0: they wait for nobody and are not counted in "
+    "comm_seq. One that the\nothers did not make is no fault; where the others wait instead, "
+    "`details.explanation` tells of it. With older\nlibraries, when all of a process are known "
+    "to be older, they are calls like all others.",
+    "Where the trace carries call sites, `details.sites` tells where the calls of the slot came "
+    "from, and\n`details.site_splits` the slots before in which ranks stood apart as never else. "
+    "When the greater part is absent and\nthose who wait stand where all others were a call "
+    "before, after such a slot, they made one call more:\nthat is the cause then.",
+    "## Initialisation",
+    "For a new unique id only ranks of the new communicator are known. Those that did not come "
+    "are not named as processes;\n`details.candidates` lists processes of the job that are "
+    "elsewhere. Split, shrink and grow are collective over\nthe parent, whose members are named; "
+    "callers without a colour take part, and ranks that a shrink leaves out do\nnot (they are "
+    "those that are gone; else who is missing is not known). Different sizes for one id are "
+    "a\n`collective_mismatch` with `differs_in` nranks. Of two claims of one rank the wrong one "
+    "is named when all others\nclaim their rank in the job.",
+)
+
+
 def page() -> str:
     """The reference of findings."""
     o = Options()
@@ -211,6 +260,7 @@ def page() -> str:
         "the communicator,\nwhile others wait. A disagreement is written at once as a provisional "
         f"notice and decided after the next\n{o.decide_calls} calls or "
         f"{o.decide_after // SECOND} s.",
+        *_RULES,
         "## Late attach",
         "A rank that was attached in mid-life is placed among the calls of the others. "
         "`coverage.base` is the weakest\nbase of all members:",
