@@ -76,11 +76,12 @@ def _float8_order(dtype: str) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 def encode(values: Values, dtype: str) -> bytes:
     """`values` as elements of `dtype`; integers wrap, floats round to nearest (even)."""
     if dtype in _PLAIN:
-        return values.astype(_PLAIN[dtype]).tobytes()
+        plain: Values = values.astype(_PLAIN[dtype])
+        return plain.tobytes()
     if dtype == "bfloat16":
         bits = values.astype("<f4").view("<u4").astype("<u8")
         rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-        return rounded.astype("<u2").tobytes()
+        return bytes(rounded.astype("<u2").tobytes())
     known, codes = _float8_order(dtype)
     at = np.clip(np.searchsorted(known, values), 1, len(known) - 1)
     lower = np.abs(known[at - 1] - values) < np.abs(known[at] - values)
@@ -91,10 +92,11 @@ def encode(values: Values, dtype: str) -> bytes:
 def decode(data: bytes, dtype: str) -> Values:
     """Elements of `dtype` as numbers: float64 for floats, their own type for integers."""
     if dtype in _PLAIN:
-        values = np.frombuffer(data, _PLAIN[dtype])
+        values: Values = np.frombuffer(data, _PLAIN[dtype])
         return values.astype(np.float64) if is_float(dtype) else values
     if dtype == "bfloat16":
         bits = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        return bits.view("<f4").astype(np.float64)
+        wide: Values = bits.view("<f4").astype(np.float64)
+        return wide
     table: Values = _float8_values(dtype)
     return table[np.frombuffer(data, np.uint8)]

@@ -90,4 +90,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints aligned columns."""
     from nccluprobe.canary.table import columns
 
-    print("\n".join(columns(head, rows)), flush=True)
+    print("\n".join(columns(head, rows, left=len(head))), flush=True)
