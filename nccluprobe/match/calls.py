@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise, repeat
 from operator import itemgetter
@@ -39,6 +39,8 @@ _CODES |= {n: _DATA + i for i, n in enumerate(_MATCHED)}
 _IS_P2P = np.array([False] * _DATA + [BY_NAME[n].kind is Kind.P2P for n in _MATCHED])
 _IS_SEND = np.array([False] * _DATA + [BY_NAME[n].direction == "send" for n in _MATCHED])
 
+_common = itemgetter("api", "t", "dur", "rc", "thread")
+
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
 
@@ -65,24 +67,24 @@ class Columns:
     @property
     def ends(self) -> Mask:
         """Rows that end a group."""
-        return (self.codes == _END) | (self.codes == _SIMULATE)
+        found: Mask = (self.codes == _END) | (self.codes == _SIMULATE)
+        return found
 
 
 def columns_of(rows: list[Line], offset: int) -> Columns:
     """The columns of call lines; raises what a wrong line raises (lines.BAD)."""
-    t = column([r["t"] for r in rows]) + offset
+    apis, times, durations, codes, threads = zip(*map(_common, rows), strict=True)
+    t = column(times) + offset
     if bool((t < offset).any()):
         raise ValueError("negative time")
-    dur = nullable([r["dur"] for r in rows])
+    dur = nullable(durations)
     return Columns(
-        codes=np.frombuffer(
-            array("h", map(_CODES.get, [r["api"] for r in rows], repeat(_UNKNOWN))), np.int16
-        ),
+        codes=np.frombuffer(array("h", map(_CODES.get, apis, repeat(_UNKNOWN))), np.int16),
         t=t,
         t_exit=np.where(dur >= 0, t + dur, m.NO_TIME),
-        rc=nullable([r["rc"] for r in rows]).astype(np.int32),
+        rc=nullable(codes).astype(np.int32),
         group=column([r.get("group", 0) for r in rows]),
-        thread=column([r["thread"] for r in rows]),
+        thread=column(threads),
     )
 
 
@@ -197,9 +199,13 @@ class CallDecoder:
         if bool((codes == codes[0]).all()):
             return np.array(self._readers[codes[0] - _DATA].read(rows), np.int32)
         found = np.empty(len(rows), np.int32)
-        for code in np.flatnonzero(np.bincount(codes)).tolist():
-            mask = codes == code
-            found[mask] = self._readers[code - _DATA].read(list(compress(rows, mask.tolist())))
+        by_code = np.argsort(codes, kind="stable")
+        rows = [rows[i] for i in by_code.tolist()]
+        ends = np.cumsum(np.bincount(codes)).tolist()
+        for code, (start, end) in enumerate(pairwise([0, *ends])):
+            if end > start:
+                read = self._readers[code - _DATA].read(rows[start:end])
+                found[by_code[start:end]] = read
         return found
 
 
@@ -207,7 +213,7 @@ class _Signatures:
     """Signatures of the calls of one function."""
 
     def __init__(self, table: SignatureTable, api: str) -> None:
-        roles = (Role.COUNT, Role.DATATYPE, Role.OP, Role.ROOT)
+        roles = [Role.COUNT, Role.DATATYPE, Role.OP, Role.ROOT]
         if BY_NAME[api].kind is Kind.P2P:
             roles = roles[:2]
         self._api = api
@@ -315,12 +321,12 @@ def groups_left_open(state: SourceState, c: Columns) -> list[m.Item]:
     ]
 
 
-def column(values: list[Any]) -> m.Int64:
+def column(values: Sequence[Any]) -> m.Int64:
     """Integers only: anything else raises, where numpy would convert."""
     return np.frombuffer(array("q", values), np.int64)
 
 
-def nullable(values: list[Any]) -> m.Int64:
+def nullable(values: Sequence[Any]) -> m.Int64:
     """As ``column``, with -1 for None."""
     try:
         return column(values)

@@ -6,6 +6,7 @@ one by one, so that a bad line costs only itself.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from nccluprobe.match.signature import SignatureTable
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
 
 Line = dict[str, Any]
+#: Whole lines: in one piece, each with its newline, or one by one without.
+Lines = bytes | Sequence[bytes]
 
 
 @dataclass
@@ -33,6 +36,8 @@ class DecodeCounts:
     calls: int = 0
     bad_lines: int = 0
     blind_calls: int = 0
+    #: Calls that were captured into a CUDA graph, whose replays are not seen.
+    captured: int = 0
     unknown_kinds: Counter[str] = field(default_factory=Counter)
     unknown_apis: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
@@ -58,24 +63,24 @@ class Decoder:
         return self._sources[source].through
 
     def decode(
-        self, source: int, path: str, first_line: int, lines: list[bytes], caught_up: bool
+        self, source: int, path: str, first_line: int, lines: Lines, caught_up: bool
     ) -> list[m.Item]:
         """Items of one chunk, in the order that the matcher needs."""
         state = self._sources.get(source)
         if state is None:
             state = self._sources[source] = SourceState(source, path)
         state.path = path
-        rows, numbers = self._parse(path, first_line, lines)
-        self.counts.lines += len(lines)
+        data = lines if isinstance(lines, bytes) else b"".join([x + b"\n" for x in lines])
+        rows, numbers = self._parse(path, first_line, data)
         items: list[m.Item] = []
         late: list[m.Item] = []
         calls, call_lines = rows, numbers
         kinds = [r["kind"] for r in rows]
         if kinds.count("call") != len(kinds):
-            is_call = [kind == "call" for kind in kinds]
-            is_other = [not call for call in is_call]
-            others = list(compress(zip(rows, numbers, strict=True), is_other))
-            calls, call_lines = list(compress(rows, is_call)), list(compress(numbers, is_call))
+            at = [i for i, kind in enumerate(kinds) if kind != "call"]
+            others = [(rows[i], int(numbers[i])) for i in at]
+            calls = list(compress(rows, [kind == "call" for kind in kinds]))
+            call_lines = np.delete(numbers, at)
             self._rare(state, others, items, late)
         if calls:
             state.watch_returns = any(isinstance(i, m.Enter) for i in late)
@@ -87,22 +92,24 @@ class Decoder:
 
     # -- parsing -----------------------------------------------------------
 
-    def _parse(
-        self, path: str, first_line: int, lines: list[bytes]
-    ) -> tuple[list[Line], Sequence[int]]:
-        if not lines:
-            return [], []
+    def _parse(self, path: str, first_line: int, data: bytes) -> tuple[list[Line], m.Int64]:
+        n = data.count(b"\n")
+        self.counts.lines += n
+        if not n:
+            return [], np.empty(0, np.int64)
+        if b'"capture":"yes"' in data:
+            self.counts.captured += data.count(b'"capture":"yes"')
         try:
-            rows = orjson.loads(b"[" + b",".join(lines) + b"]")
-            if len(rows) == len(lines):
+            rows = orjson.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
+            if len(rows) == n:
                 for r in rows:
                     r["kind"]  # an object, and with a kind
-                return rows, range(first_line, first_line + len(rows))
+                return rows, np.arange(first_line, first_line + n)
         except (orjson.JSONDecodeError, TypeError, KeyError, IndexError):
             pass
         good: list[Line] = []
-        numbers: list[int] = []
-        for number, line in enumerate(lines, first_line):
+        numbers = array("q")
+        for number, line in enumerate(data[:-1].split(b"\n"), first_line):
             try:
                 row = orjson.loads(line)
                 if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
@@ -112,7 +119,7 @@ class Decoder:
                 continue
             good.append(row)
             numbers.append(number)
-        return good, numbers
+        return good, np.frombuffer(numbers, np.int64)
 
     def _bad(self, path: str, number: int, why: str) -> None:
         self.counts.bad_lines += 1
@@ -159,7 +166,7 @@ class Decoder:
     # -- calls -------------------------------------------------------------
 
     def _calls(
-        self, state: SourceState, rows: list[Line], numbers: Sequence[int], out: list[m.Item]
+        self, state: SourceState, rows: list[Line], numbers: m.Int64, out: list[m.Item]
     ) -> None:
         counts = CallCounts()
         try:
@@ -168,7 +175,7 @@ class Decoder:
         except BAD as error:
             if len(rows) == 1:
                 what = type(error).__name__
-                self._bad(state.path, numbers[0], f"call: {what}: {error!s}"[:200])
+                self._bad(state.path, int(numbers[0]), f"call: {what}: {error!s}"[:200])
                 return
             # A bad line costs only itself: the halves are taken by themselves.
             half = len(rows) // 2

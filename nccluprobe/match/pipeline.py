@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from nccluprobe.match.decode import Decoder
+from nccluprobe.match.decode import Decoder, Lines
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.model import Item
@@ -25,7 +25,7 @@ class Analysis:
         self.decoder = Decoder(self.table)
         self.matcher = Matcher(options, self.table)
         self._opened: set[int] = set()
-        self._unsettled = 0
+        self._settled = 0  # lines until the last time
 
     def open(self, sources: Iterable[tuple[int, str]]) -> None:
         """Sources that exist: until one is read, nothing is closed that it may speak of."""
@@ -33,16 +33,13 @@ class Analysis:
         self._opened.update(s for s, _ in new)
         self.matcher.feed(self.decoder.opened(s, name) for s, name in new)
 
-    def feed(
-        self, source: int, path: str, first_line: int, lines: list[bytes], caught_up: bool
-    ) -> int:
-        """Take a chunk; returns how far in time the source has been read."""
+    def feed(self, source: int, path: str, first_line: int, data: Lines, caught_up: bool) -> int:
+        """Take a chunk of whole lines; returns how far in time the source has been read."""
         if source not in self._opened:
             self.open([(source, path)])
-        self.matcher.feed(self.decoder.decode(source, path, first_line, lines, caught_up))
-        self._unsettled += len(lines)
-        if self._unsettled >= _SETTLE_LINES:
-            self._unsettled = 0
+        self.matcher.feed(self.decoder.decode(source, path, first_line, data, caught_up))
+        if self.decoder.counts.lines - self._settled >= _SETTLE_LINES:
+            self._settled = self.decoder.counts.lines
             self.matcher.settle()
         return self.decoder.through(source)
 

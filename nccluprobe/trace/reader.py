@@ -34,12 +34,15 @@ _MTIME_SETTLED_S = 2.0
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of one source.  ``caught_up``: nothing more to read just now."""
+    """Whole lines of one source, each with its newline, in one piece.
+
+    ``caught_up``: nothing more to read just now.
+    """
 
     source: int
     path: str
     first_line: int
-    lines: list[bytes]
+    data: bytes
     caught_up: bool
 
 
@@ -240,29 +243,29 @@ class TraceReader:
         while source.at < len(source.parts):
             part = source.parts[source.at]
             first = part.line
-            lines, at_end = self._lines(part, size)
+            data, at_end = self._lines(part, size)
             last_part = source.at + 1 >= len(source.parts)
             if at_end and not last_part:
                 source.at += 1
             caught_up = at_end and last_part
-            if lines or (caught_up and not source.idle):
-                part.line += len(lines)
+            if data or (caught_up and not source.idle):
+                part.line += data.count(b"\n")
                 source.idle = caught_up
-                return Chunk(source.id, part.path, first, lines, caught_up)
+                return Chunk(source.id, part.path, first, data, caught_up)
             if caught_up:
                 return None
         return None
 
-    def _lines(self, part: _Part, size: int) -> tuple[list[bytes], bool]:
+    def _lines(self, part: _Part, size: int) -> tuple[bytes, bool]:
         """Whole lines from the part's offset; whether its end was reached."""
         if part.gone:
-            return [], True
+            return b"", True
         try:
             part.size = Path(part.path).stat().st_size
             if part.size < part.offset:
                 raise OSError("the file was cut")
             if part.size <= part.offset + part.torn:
-                return [], True
+                return b"", True
             with Path(part.path).open("rb") as f:
                 f.seek(part.offset)
                 data = f.read(size)
@@ -272,7 +275,7 @@ class TraceReader:
             part.gone = True
             self.counts.vanished_files += 1
             self.counts.example(f"{part.path}: {error.strerror or error}")
-            return [], True
+            return b"", True
         end = data.rfind(b"\n") + 1
         if end == 0:
             if len(data) >= _MAX_LINE:
@@ -281,14 +284,13 @@ class TraceReader:
                     f"{part.path}:{part.line}: a line of more than {_MAX_LINE} bytes"
                 )
                 part.offset += len(data)
-                return [], False
+                return b"", False
             part.torn = len(data)
-            return [], True
+            return b"", True
         part.offset += end
         part.torn = len(data) - end if part.offset + len(data) - end >= part.size else 0
         self.counts.bytes += end
-        lines = data[: end - 1].split(b"\n")
-        return lines, part.offset + part.torn >= part.size
+        return data[:end], part.offset + part.torn >= part.size
 
     def torn_lines(self) -> int:
         """Last lines without a newline: their writers are dead or still writing."""

@@ -51,7 +51,7 @@ def analyze(name: str, folder: Path = FOLDER) -> list[Finding]:
     reader.discover(force=True)
     analysis.open(reader.names())
     for c in reader.poll():
-        analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+        analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
     analysis.scan(None)
     return analysis.matcher.book.all()
 

@@ -36,7 +36,7 @@ def read_all(reader: TraceReader, analysis: Analysis) -> None:
     reader.discover(force=True)
     analysis.open(reader.names())
     for c in reader.poll():
-        through = analysis.feed(c.source, c.path, c.first_line, c.lines, c.caught_up)
+        through = analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
         reader.at_time(c.source, through)
 
 
