@@ -109,7 +109,7 @@ class Faults:
         src, dst = ends
         loss = any(s.lost or s.endpoint.process.lost for s in ends)
         odd = odd_one(src, dst, self.pairs.wires.size)
-        if odd is None:
+        if odd is None and not pair.extra:
             odd = self._odd_among_peers(comm, pair)
         if not pair.extra:
             return make.differing(comm, pair, ctx, odd.endpoint if odd else None, loss)

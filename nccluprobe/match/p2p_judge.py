@@ -62,7 +62,7 @@ class Judge:
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides)
-        self._behind = stalls.behind
+        self._stalls = stalls
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
@@ -237,8 +237,8 @@ class Judge:
         for other in self._of.get(id(e), ()):
             if other.needs(own) and self._left_out(unit, other):
                 return True
-        if unit.hard is None and any(x is own for x in self._behind.get(id(e), ())):
-            return True  # in what stands behind this unit in the waiting rank's stream
+        if unit.hard is None and self._stalls.only_behind(e, own):
+            return True  # what it queued stands behind this unit in the waiting rank's stream
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
@@ -286,7 +286,9 @@ class Judge:
         odd = self.odd(unit.side, peer.endpoint, lane)
         if odd is None:
             # One of two is wrong: with more ranks, the one that all others wait for.
-            return gone if self.comm.key.nranks > 2 else () if gone else None
+            if not gone:
+                return None
+            return gone if self.comm.key.nranks > 2 else ()
         return (odd,) if gone or odd is unit.endpoint else None
 
     def odd(self, has: Side, lacks: Endpoint, lane: tuple[bool, int]) -> Endpoint | None:

@@ -27,8 +27,27 @@ class Stalls:
     heads: dict[int, frozenset[int]] | None = None
     #: id of an endpoint -> endpoints that its streams stand behind.
     behind: dict[int, list[Endpoint]] = field(default_factory=dict)
+    #: ids of endpoints with operations at a head that somebody has not made.
+    lacking: set[int] = field(default_factory=set)
     waits: list[Wait] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+
+    def only_behind(self, e: Endpoint, own: Endpoint) -> bool:
+        """Whether an endpoint's streams stand behind another's, at last, and behind no more."""
+        seen: set[int] = {id(e)}
+        edge, reached = [e], False
+        while edge:
+            at = edge.pop()
+            if at is own:
+                reached = True
+                continue
+            if id(at) in self.lacking:
+                return False
+            for x in self.behind.get(id(at), ()):
+                if id(x) not in seen:
+                    seen.add(id(x))
+                    edge.append(x)
+        return reached
 
 
 def quiet_for(e: Endpoint, ctx: Context) -> int:
@@ -55,6 +74,8 @@ def stalls_of(
         mine = frozenset(op.idx for side, op, _ in stall.node.ops if side is stall.side)
         key = id(stall.side)
         found.heads[key] = found.heads.get(key, frozenset()) | mine
+        if stall.missing or stall.fault is not None:
+            found.lacking.add(id(stall.side.endpoint))
         found.behind.setdefault(id(stall.side.endpoint), []).extend(stall.behind)
     of = {e: c for c in comms for e in map(id, c.endpoints.values())}
     causes: dict[int, Finding] = {}
