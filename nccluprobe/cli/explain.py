@@ -103,7 +103,7 @@ def _evidence(
     reader = TraceReader(traces)
     reader.discover(force=True)
     for chunk in reader.poll():
-        evidence.feed(chunk.source, chunk.lines)
+        evidence.feed(chunk.source, chunk.data.split(b"\n"))
     return evidence, names, states
 
 

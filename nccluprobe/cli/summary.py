@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from nccluprobe.importers.run import Imported
+from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Who
-from nccluprobe.match.status import is_silent
+from nccluprobe.match.status import is_silent, ranks_text
 from nccluprobe.report.text import Summary
 from nccluprobe.trace.reader import TraceReader
+
+_LISTED = 5
+
+
+def waiting_notes(matcher: Matcher) -> list[str]:
+    """Who waits now without a finding: below the limit, or for what is not decidable."""
+    found = []
+    for w in sorted(matcher.waits, key=lambda w: w.order):
+        now = matcher.now_of(w.entered[0].process.source) if w.entered else 0
+        waited = (now - w.first) / 1e9
+        if w.finding is not None or w.cause is not None or not w.absent or waited < 1:
+            continue
+        here, away = (
+            ranks_text(sorted(e.comm_rank for e in x if e.comm_rank is not None))
+            for x in (w.entered, w.absent)
+        )
+        found.append(
+            f"waiting for {waited:.0f} s, no finding: rank{'s' * (len(w.entered) > 1)} {here} of "
+            f"communicator {w.comm.label} in {w.label}; not there: {away}"
+        )
+    more = len(found) - _LISTED
+    return found[:_LISTED] + ([f"and {more} more waits without a finding"] if more > 0 else [])
 
 
 def summary_of(analysis: Analysis, reader: TraceReader, imported: Imported | None) -> Summary:
@@ -34,6 +57,12 @@ def summary_of(analysis: Analysis, reader: TraceReader, imported: Imported | Non
         notes.append(f"{looks} processes were looked at by inspect")
     if matcher.orphans:
         notes.append(f"{matcher.orphans} calls on communicators without a line")
+    if counts.captured:
+        notes.append(
+            f"{counts.captured} calls were captured into a CUDA graph: its replays call no NCCL "
+            "function and are not seen, so ranks may stand apart inside a graph"
+        )
+    notes += waiting_notes(matcher)
     if counts.blind_calls:
         notes.append(f"{counts.blind_calls} calls without identity")
     now_silent: dict[Who, str] = {}

@@ -211,7 +211,14 @@ def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool
     grace = min(ctx.options.silent_after, ctx.options.missing_after)
     if e.end is None and ended_abruptly(e.process):
         grace = 0
+    if e.end is not None and e.end.how == "abort" and _broke_down(o, ended_at):
+        grace = 0  # an abort is no orderly end: they went down because of it
     return o.until - max(ended_at, o.first) > grace
+
+
+def _broke_down(o: OpenSlot, since: int) -> bool:
+    ends = [e.process.end for e in o.entered if ended_abruptly(e.process)]
+    return any(end is not None and end.t >= since for end in ends)
 
 
 def is_guess(o: OpenSlot) -> bool:

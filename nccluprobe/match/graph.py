@@ -190,16 +190,14 @@ class Graph:
         # A host that is free has queued its work and gone away, when all others are held.
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         few = _minority(waits)
-        held = bool(hard and free) and len(hard) + len(free) == len(actors)
-        if held and few in ((), tuple(sorted(free, key=repr))):
+        if not few and hard and free and len(hard) + len(free) == len(actors):
             return {Cause("rank", a) for a in free}
         cycle = Cycle(
             len(self.cycles),
             tuple(sorted(waits, key=lambda w: w.order)),
             tuple(sorted(actors, key=repr)),
             proven=len(hard) == len(actors),
-            # Fewer ranks say one thing, free hosts another: it is not decided.
-            minority=() if held else few,
+            minority=few,
         )
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}

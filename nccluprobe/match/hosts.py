@@ -18,8 +18,11 @@ BLOCKING = frozenset(
 #: Main thread states in which nothing is waited for on the device.
 _STOPPED = ("stopped", "uninterruptible")
 #: System calls in which a thread may wait for the device: CUDA's own waits spin, poll,
-#: yield or sleep on a futex.  In any other it waits for something else.
-_CUDA_SYSCALLS = frozenset({"poll", "ppoll", "ioctl", "futex", "sched_yield", "(unknown)"})
+#: yield or sleep on a futex; programs that poll an event sleep in between.  In any
+#: other it waits for something else.
+_CUDA_SYSCALLS = frozenset(
+    {"poll", "ppoll", "ioctl", "futex", "sched_yield", "nanosleep", "clock_nanosleep", "(unknown)"}
+)
 
 
 class Host(Enum):

@@ -87,7 +87,7 @@ def apply(
         f, kind = w.finding, kinds.get(id(w))
         if f is None or kind is None:
             continue
-        if kind == DECLARED:
+        if kind in (DECLARED, LEARNED):
             dropped.add(id(f))
             w.finding = None
         else:

@@ -35,6 +35,8 @@ class Matcher(State):
         self.delays = Delays()
         self.mismatches = Mismatches()
         self.orders = Orders()
+        #: What ranks waited in at the last scan.
+        self.waits: list[Wait] = []
         #: process -> when its absence was reported, newest last
         self._missed: dict[Hashable, list[int]] = {}
         self._late: list[LateSlot] = []
@@ -99,6 +101,7 @@ class Matcher(State):
         leaving.settle(waits, contexts)
         current += sites.settle(waits, contexts, current)
         inits.link(current)
+        self.waits = waits
         self._note_missed(waits)
         self._name(current)
         newest = max(self._nows.values(), default=0) if now is None else now

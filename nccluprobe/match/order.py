@@ -131,6 +131,8 @@ class Orders:
         for comm in comms:
             if comm.ambiguous or len(comm.endpoints) < 2 or comm.key in disputed:
                 continue
+            if any(e.lost or e.process.lost for e in comm.endpoints.values()):
+                continue  # a hole shifts what comes after it
             ctx = context(comm)
             if comm.over and not lint:
                 continue

@@ -403,6 +403,4 @@ def test_idle_is_learned_from_three_long_waits() -> None:
     for c in comms[1:]:
         c.proc.call(c, "ncclBroadcast", t, root=0)
     cover(job.procs, t + 1000)
-    (f,) = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
-    assert (f.severity, f.role) == ("notice", "unknown")
-    assert "not decidable" in f.details["note"]
+    assert [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"] == []
