@@ -97,14 +97,15 @@ def program(
     count: int = BIG,
     step: int = 1,
     last: Step | None = None,
+    at: int = BROKEN,
 ) -> Program:
-    """``ROUNDS`` rounds; edits apply to round ``BROKEN``; sizes grow by ``step``."""
+    """``ROUNDS`` rounds; edits apply to round ``at``; sizes grow by ``step``."""
     ranks: list[list[Step]] = []
     for rank in range(n):
         steps: list[Step] = [call("ncclAllReduce", OTHER)]
         for i in range(ROUNDS):
             own = shape(n, rank, count + step * i)
-            steps += broken[rank](own) if i == BROKEN and rank in broken else own
+            steps += broken[rank](own) if i == at and rank in broken else own
         steps = synced(steps) if sync else [*steps, Sync()]
         stops = next((i for i, s in enumerate(steps) if isinstance(s, Stop | Exit)), len(steps))
         ranks.append([*steps[: stops + 1], *([last] if last else [])])
@@ -198,7 +199,11 @@ def cases(api: Api, n: int) -> Iterator[Case]:
         yield _head_to_head(api, pair, how)
         for shape in (ring, all_to_all):
             name = shape.__name__.replace("_", " ")
-            yield case("asymmetric pair", f"{name} {how}", tie, pair.in_group(drop), shape=shape)
+            edit = pair.in_group(drop)
+            yield case("asymmetric pair", f"{name} {how}", tie, edit, shape=shape)
+            # A first send or receive waits in GroupEnd: nothing of that group has begun.
+            first = f"{name}, the first {how}"
+            yield case("asymmetric pair", first, tie, edit, shape=shape, at=0)
         if n > 2:
             # The call to the wrong peer and the missing one have this rank in common;
             # but the wrong peer may have left out its own part, too.
