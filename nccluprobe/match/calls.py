@@ -286,11 +286,11 @@ def groups_left_open(state: SourceState, c: Columns) -> list[m.Item]:
     known = state.open_groups
     ended = c.group[c.ends]
     inside = (c.group != 0) & (c.codes != _START)
-    if len(ended):
-        for g in ended.tolist():
-            known.pop(g, None)
+    over = set(ended.tolist())
+    for g in over & known.keys():
+        del known[g]
+    if not over.issuperset(c.group[inside].tolist()):
         inside &= ~np.isin(c.group, ended)
-    if inside.any():
         columns = (c.group[inside], c.thread[inside], c.t[inside])
         for g, thread, at in zip(*(x.tolist() for x in columns), strict=True):
             known[g] = (thread, max(at, known.get(g, (0, 0))[1]))

@@ -111,9 +111,12 @@ class Endpoint:
     @property
     def slotted(self) -> bool:
         """Whether its calls have a place among those of the others."""
+        # The hottest question of a scan: `late` is spelt out.
         if self.broken:
             return False
-        return not self.late or (self.placement is not None and self.placement.shift is not None)
+        if self.info.base is not None or self.info.from_start:
+            return True
+        return self.placement is not None and self.placement.shift is not None
 
     @property
     def guessed(self) -> bool:

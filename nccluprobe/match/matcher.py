@@ -43,6 +43,7 @@ class Matcher(State):
         self._nows: dict[Hashable, int] = {}
         self._labels: dict[Hashable, str] = {}
         self._now: int | None = None
+        self._contexts: dict[CommKey, Context] = {}  # of the scan that goes on
 
     def scan(self, now: int | None = None) -> list[Finding]:
         """Judge what is open; returns the findings to write, new or changed.
@@ -253,12 +254,19 @@ class Matcher(State):
 
     def _set_clocks(self, now: int | None) -> None:
         self._nows = {}
+        self._contexts.clear()
         for source, p in self.processes.items():
             job = self.jobs.same(source)
             self._nows[job] = now if now is not None else max(self._nows.get(job, 0), p.newest)
         self._labels = self.jobs.labels()
 
     def _context(self, comm: Communicator) -> Context:
+        known = self._contexts.get(comm.key)
+        if known is None:
+            known = self._contexts[comm.key] = self._new_context(comm)
+        return known
+
+    def _new_context(self, comm: Communicator) -> Context:
         infos = (e.process.info for e in comm.endpoints.values())
         runs = sorted({info.run_id for info in infos if info is not None})
         return self._make_context(comm.key.hash, runs[0] if runs else "")
