@@ -96,7 +96,8 @@ def decode(data: bytes, dtype: str) -> Values:
         return values.astype(np.float64) if is_float(dtype) else values
     if dtype == "bfloat16":
         bits = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        wide: Values = bits.view("<f4").astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaNs are quietened
+            wide: Values = bits.view("<f4").astype(np.float64)
         return wide
     table: Values = _float8_values(dtype)
     return table[np.frombuffer(data, np.uint8)]

@@ -48,7 +48,12 @@ def target_of(fault: Fault, cases: Sequence[Case], world: int) -> int:
 
 
 def check_plan(settings: Settings, world: int) -> tuple[Fault, ...]:
-    """The faults of a run; ArgumentError for one that can never be planted."""
+    """The faults of a run; ArgumentError for one that can never be planted.
+
+    Also for a service that has nobody to serve.
+    """
+    if settings.serve and world < 2:
+        raise ArgumentError("--serve needs two ranks: one that sends commands, one that waits")
     faults = parse_all(settings.inject, world)
     cases = cases_of(settings)
     for fault in faults:

@@ -96,6 +96,8 @@ def canary(
         raise NccluprobeError("--sim and --nccl exclude each other", ExitCode.USAGE)
     if (rank is None) != (world is None):
         raise NccluprobeError("--rank and --world go together", ExitCode.USAGE)
+    if not serve and (every is not None or requests is not None):
+        raise NccluprobeError("--every and --requests are for --serve", ExitCode.USAGE)
     planted = tuple(inject or ())
     settings = Settings(
         ops=ops_of(ops),

@@ -1,0 +1,288 @@
+"""The command: its report, exit codes, local ranks, launchers, signals, the service."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.e2e import clean_env, wait_for
+
+from nccluprobe.canary.truth import truths
+from nccluprobe.errors import ExitCode
+
+COMMAND = [sys.executable, "-m", "nccluprobe", "canary"]
+SMALL = ("--sim", "--sizes", "8,4K", "--iters", "2")
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def run(
+    *arguments: str, text: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean_env(), **(env or {})},
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    (line,) = done.stderr.splitlines()
+    assert done.stdout == ""
+    return line
+
+
+def test_report_of_all_operations_and_datatypes() -> None:
+    done = run("--nproc", "2", *SMALL, "--dtypes", "all", "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["world"], found["simulated"]) == (2, True)
+    rows = found["results"]
+    assert len(rows) == 7 * 12 * 2 + 1  # operations, datatypes, sizes; the barrier once
+    assert {r["wrong"] for r in rows} == {0}
+    assert all(r["checked"] == 2 * (2 + 1) for r in rows)
+    for r in rows:
+        if r["op"] == "barrier":
+            continue
+        factor = {"all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}.get(r["op"], 1.0)
+        assert r["busbw_gbs"] == pytest.approx(r["algbw_gbs"] * factor, abs=2e-4)
+        assert r["algbw_gbs"] == pytest.approx(r["bytes"] / r["time_us"] / 1000, rel=0.02, abs=1e-3)
+    arrival = found["arrival"]
+    assert arrival["clock"] == "one" and arrival["calls"] == 2 * len(rows)
+    assert [r["rank"] for r in arrival["ranks"]] == [0, 1]
+    assert sum(r["last"] for r in arrival["ranks"]) == arrival["calls"]
+
+
+def test_report_for_people() -> None:
+    done = run("--nproc", "3", *SMALL, "--ops", "all_reduce,reduce", "--redops", "all")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "stand-in" in done.stdout and "busbw GB/s" in done.stdout
+    assert done.stdout.count("0 of 9") == 2 * 5 * 2
+    assert "arrival over" in done.stdout
+    assert done.stderr == ""  # no bar where there is no terminal
+
+
+def test_a_bar_on_a_terminal() -> None:
+    here, there = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, "--nproc", "2", *SMALL, "--ops", "all_gather,broadcast", "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=there,
+            env={**clean_env(), "TERM": "xterm"},
+            timeout=60,
+            check=False,
+        )
+        shown = os.read(here, 65536).decode()
+    finally:
+        os.close(here)
+        os.close(there)
+    assert done.returncode == 0, shown
+    assert json.loads(done.stdout)["canary"] == 1
+    assert "broadcast float32 4096 B" in shown and "100%" in shown
+
+
+def test_one_rank() -> None:
+    done = run("--rank", "0", "--world", "1", *SMALL, "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert {r["wrong"] for r in json.loads(done.stdout)["results"]} == {0}
+
+
+def test_a_wrong_result_is_told() -> None:
+    """One rank takes the maximum, and the stand-in lets that pass."""
+    done = run(
+        *("--nproc", "3", "--sim", "--ops", "all_reduce", "--sizes", "4K", "--steps", "6"),
+        *("--inject", "op:rank=1,at=3"),
+        env={"SIMNCCL_MISMATCH_PASSES": "1"},
+    )
+    assert done.returncode == ExitCode.CANARY_WRONG, done.stderr
+    assert "WRONG on rank" in done.stdout and "step 3, all_reduce sum float32" in done.stdout
+    (planted,) = truths(done.stdout.splitlines())
+    assert (planted["truth"], planted["rank"], planted["at"]) == ("op", 1, 3)
+    assert planted["culprits"] == [[1]] and planted["api"] == "ncclAllReduce"
+
+
+def test_a_rank_that_dies_is_named_and_held_ranks_are_ended() -> None:
+    done = run(
+        *("--nproc", "3", "--sim", "--ops", "all_reduce", "--sizes", "8"),
+        *("--inject", "kill:rank=1,at=2", "--hold", "6"),
+    )
+    assert done.returncode == 128 + signal.SIGKILL
+    (planted,) = truths(done.stdout.splitlines())
+    assert f"rank 1 (pid {planted['pid']}) was ended by SIGKILL" in done.stderr
+    assert "--hold 6 s is over: ranks 0, 2 still run" in done.stderr
+
+
+def test_a_rank_that_does_not_come_is_a_missed_deadline() -> None:
+    done = run(
+        *("--nproc", "2", "--sim", "--ops", "all_gather", "--sizes", "8", "--deadline", "1"),
+        *("--inject", "never:rank=1,at=2", "--hold", "7"),
+    )
+    assert "not complete after 1 s" in done.stderr, done.stderr
+    assert "rank 0 (pid" in done.stderr and "ended with 21" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_end_all_ranks(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, "--nproc", "2", "--ops", "all_reduce", "--inject", "stop:rank=1,at=2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=clean_env(),
+    )
+    assert process.stdout is not None
+    planted = truths([process.stdout.readline()])[0]
+    process.send_signal(number)
+    assert process.wait(20) == (130 if number == signal.SIGINT else 128 + number)
+    wait_for(lambda: not Path(f"/proc/{planted['pid']}").exists(), "the stopped rank's end")
+
+
+def test_ranks_end_with_their_parent() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, "--nproc", "2", "--ops", "all_reduce", "--inject", "never:rank=1,at=2"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_env(),
+    )
+    assert process.stdout is not None
+    planted = truths([process.stdout.readline()])[0]
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{planted['pid']}").exists(), "the rank's end")
+
+
+@pytest.fixture
+def port() -> int:
+    return 33000 + os.getpid() % 9000
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("how", ["options", "torchrun", "slurm"])
+def test_ranks_of_a_launcher(how: str, port: int, started: list[subprocess.Popen[str]]) -> None:
+    for rank in (1, 0):
+        arguments: list[str] = []
+        env: dict[str, str] = {}
+        if how == "options":
+            arguments = ["--rank", str(rank), "--world", "2", "--address", f"127.0.0.1:{port}"]
+        elif how == "torchrun":
+            env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+            env |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1"}
+            env |= {"MASTER_PORT": str(port + 40)}
+        else:
+            env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
+            env |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
+            arguments = ["--address", f"127.0.0.1:{port + 80}"]
+        started.append(
+            subprocess.Popen(
+                [*COMMAND, *SMALL, "--ops", "all_reduce,broadcast", "--json", *arguments],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**clean_env(), **env},
+            )
+        )
+    outputs = [p.communicate(timeout=40)[0] for p in started]
+    assert [p.returncode for p in started] == [0, 0]
+    assert outputs[0] == ""  # rank 1
+    assert json.loads(outputs[1])["world"] == 2
+
+
+def test_serve_from_standard_input() -> None:
+    text = "run\n\nrun 2\nwalk\nquit\nrun\n"
+    done = run("--nproc", "3", *SMALL, "--ops", "all_reduce", "--serve", "--json", text=text)
+    assert done.returncode == ExitCode.OK, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line.get("request") for line in lines] == [0, 1, 2, 3, None]
+    assert (lines[-1]["steps"], lines[-1]["wrong"]) == (4, 0)
+    assert lines[-1]["checked"] == 4 * 2 * 3
+    assert "'walk': give run, run N or quit" in done.stderr
+
+
+def test_serve_by_the_clock() -> None:
+    began = time.monotonic()
+    done = run(
+        "--nproc", "2", *SMALL, "--ops", "all_gather",
+        "--serve", "--every", "0.3", "--requests", "3",
+    )  # fmt: skip
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert time.monotonic() - began > 0.9
+    assert done.stdout.count("request ") == 3
+
+
+def test_reconnect_goes_on_with_right_results() -> None:
+    done = run(
+        *("--nproc", "3", "--sim", "--sizes", "4K", "--steps", "12", "--json"),
+        *("--inject", "reconnect:at=4", "--inject", "reconnect:at=7"),
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    lines = done.stdout.splitlines()
+    found = json.loads(lines[-1])
+    assert (found["reconnects"], found["wrong"], found["steps"]) == (2, 0, 12)
+    hashes = [t["comm"] for t in truths(lines)]
+    assert len(hashes) == 2 and len(set(hashes)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--ops", "all_reduce,foo"), "'foo'"),
+        (("--ops", ","), "--ops"),
+        (("--sizes", "8Q"), "'8Q'"),
+        (("--sizes", "0"), "'0'"),
+        (("--sizes", "99G"), "'99G'"),
+        (("--dtypes", "float4"), "'float4'"),
+        (("--redops", "xor"), "'xor'"),
+        (("--rank", "0"), "--world"),
+        (("--rank", "3", "--world", "2", "--address", "127.0.0.1:1000"), "rank 3 of 2"),
+        (("--rank", "0", "--world", "2", "--address", "nowhere"), "HOST:PORT"),
+        (("--nccl", "x.so"), "--sim"),
+        ((), "no launcher"),
+        (("--nproc", "1", "--serve"), "two ranks"),
+        (("--nproc", "2", "--every", "1"), "--serve"),
+        (("--nproc", "2", "--inject", "root:rank=1", "--ops", "all_gather"), "root"),
+        (("--nproc", "2", "--inject", "count:rank=1", "--ops", "all_reduce"), "single collective"),
+        (("--nproc", "2", "--inject", "never:rank=1,at=9", "--steps", "9"), "9 steps"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: tuple[str, ...], says: str) -> None:
+    done = run("--sim", *arguments)
+    assert done.returncode == ExitCode.USAGE, (done.stdout, done.stderr)
+    assert says in one_line(done)
+
+
+def test_no_library_is_a_failure_in_one_line() -> None:
+    done = run("--rank", "0", "--world", "1", "--nccl", "/nowhere/libnccl.so.2")
+    assert done.returncode == ExitCode.CANARY_FAILED
+    assert "/nowhere/libnccl.so.2" in one_line(done)
+
+
+def test_a_peer_that_never_came_ends_the_others(started: list[Any]) -> None:
+    """A rank that fails at the start would leave the rest waiting for ever."""
+    done = run(
+        *("--nproc", "2", "--sim", "--ops", "all_reduce", "--sizes", "8", "--deadline", "2"),
+        env={"NCCLUPROBE_CANARY_LOG": "nonsense"},
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.count("NCCLUPROBE_CANARY_LOG") == 2
