@@ -39,6 +39,7 @@ def works(rank: int, what: Instruction) -> bool:
 
 
 def _stall(b: Breaker) -> Truth:
+    """A rank stays outside NCCL, before a call or inside a group, and never comes."""
     place = b.place(works)
     what = b.code(place)[place[2]]
     if isinstance(what, Group) and b.rng.random() < 0.3:
@@ -49,6 +50,7 @@ def _stall(b: Breaker) -> Truth:
 
 
 def _killed(b: Breaker) -> Truth:
+    """A process is killed, or exits, with code 0 or another."""
     place = b.place(works)
     how = b.rng.choice([Leave(None, 9), Leave(None, 11), Leave(1), Leave(0)])
     b.put(place, how)
@@ -57,6 +59,7 @@ def _killed(b: Breaker) -> Truth:
 
 
 def _stopped(b: Breaker) -> Truth:
+    """A process is stopped (SIGSTOP)."""
     place = b.place(works)
     b.put(place, Stop(), b.code(place)[place[2]])
     # It may stop inside a call that could return.
@@ -65,6 +68,7 @@ def _stopped(b: Breaker) -> Truth:
 
 
 def _skipped(b: Breaker) -> Truth:
+    """A rank leaves out one collective."""
     place, _, members = b.collective()
     b.put(place)
     types = ABSENT | DIFFERS | SHIFTED | ORDER
@@ -72,6 +76,7 @@ def _skipped(b: Breaker) -> Truth:
 
 
 def _extra(b: Breaker) -> Truth:
+    """A rank makes one collective more, like the next or unlike it."""
     place, op, members = b.collective()
     more = op if b.rng.random() < 0.5 else replace(op, count=b.rng.choice([3, 11, 5000]))
     b.put(place, Call(more), Call(op))
@@ -98,12 +103,14 @@ def _differs(b: Breaker, kind: str, change: Callable[[Op, int], Op]) -> Truth:
 
 
 def _count(b: Breaker) -> Truth:
+    """One rank passes another count."""
     return _differs(
         b, "count", lambda op, n: replace(op, count=b.rng.choice([op.count + 1, op.count * 2]))
     )
 
 
 def _zero(b: Breaker) -> Truth:
+    """One rank passes a count of zero: the library runs nothing for it."""
     truth = _differs(b, "zero", lambda op, n: replace(op, count=0))
     truth.types = DIFFERS | SHIFTED | ABSENT
     truth.blocks, truth.shown = True, False
@@ -111,24 +118,29 @@ def _zero(b: Breaker) -> Truth:
 
 
 def _datatype(b: Breaker) -> Truth:
+    """One rank passes another datatype."""
     return _differs(
         b, "datatype", lambda op, n: replace(op, dtype=b.rng.choice(["int8", "float16", "float64"]))
     )
 
 
 def _op(b: Breaker) -> Truth:
+    """One rank passes another reduction op."""
     return _differs(
         b, "op", lambda op, n: op if op.op is None else replace(op, op=b.rng.choice(["min", "max"]))
     )
 
 
 def _root(b: Breaker) -> Truth:
+    """One rank passes another root."""
     return _differs(
         b, "root", lambda op, n: op if op.root is None else replace(op, root=(op.root + 1) % n)
     )
 
 
 def _api(b: Breaker) -> Truth:
+    """One rank calls another collective."""
+
     def change(op: Op, n: int) -> Op:
         api = b.rng.choice(list(COLLECTIVES))
         has_op, has_root = COLLECTIVES[api]
@@ -187,6 +199,7 @@ def _without(b: Breaker, place: Place, k: int) -> None:
 
 
 def _missing_send(b: Breaker) -> Truth:
+    """One send is left out, alone or in a group."""
     place, k, _ = _message(b, "ncclSend")
     _without(b, place, k)
     types = MESSAGES | ABSENT
@@ -194,6 +207,7 @@ def _missing_send(b: Breaker) -> Truth:
 
 
 def _missing_recv(b: Breaker) -> Truth:
+    """One receive is left out, alone or in a group."""
     place, k, _ = _message(b, "ncclRecv")
     _without(b, place, k)
     types = MESSAGES | ABSENT
@@ -201,6 +215,7 @@ def _missing_recv(b: Breaker) -> Truth:
 
 
 def _size(b: Breaker) -> Truth:
+    """A send and its receive have different sizes."""
     place, k, op = _message(b, b.rng.choice(["ncclSend", "ncclRecv"]))
     other = replace(op, count=op.count * 2 + 1)
     what = b.code(place)[place[2]]
@@ -238,6 +253,7 @@ def _inverted(b: Breaker) -> Truth:
 
 
 def _split_subset(b: Breaker) -> Truth:
+    """One rank does not enter a split: it stays away, or exits."""
     place = b.place(lambda r, what: isinstance(what, Split) and len(b.members[r, what.parent]) > 1)
     if b.rng.random() < 0.5:
         b.put(place, b.away(), b.code(place)[place[2]])
@@ -251,6 +267,7 @@ def _split_subset(b: Breaker) -> Truth:
 
 
 def _init_missing(b: Breaker) -> Truth:
+    """One rank does not enter the making of a communicator."""
     place = b.place(lambda r, what: isinstance(what, Init) and what.nranks > 1)
     init = b.code(place)[place[2]]
     assert isinstance(init, Init)
@@ -268,6 +285,7 @@ def _init_missing(b: Breaker) -> Truth:
 
 
 def _conflict(b: Breaker) -> Truth:
+    """Two processes claim one rank."""
     place = b.place(lambda r, what: isinstance(what, Init) and what.nranks > 1)
     init = b.code(place)[place[2]]
     assert isinstance(init, Init)
@@ -314,6 +332,7 @@ def _ended(b: Breaker) -> Truth:
 
 
 def _device_hang(b: Breaker) -> Truth:
+    """A collective that all entered hangs on the device: nobody is to blame."""
     slots = [(h, number) for h, number, n in b.slots if n > 1]
     if not slots:
         raise NoPlace
@@ -323,6 +342,7 @@ def _device_hang(b: Breaker) -> Truth:
 
 
 def _late(b: Breaker) -> Truth:
+    """A rank comes 75 to 240 s late; then all goes on."""
     place, _, _ = b.collective()
     dt = b.rng.uniform(75, 240)
     if b.rng.random() < 0.3:

@@ -16,7 +16,7 @@ from model.faults import FAULTS
 SCHEMA = json.loads((Path(nccluprobe.trace.__file__).parent / "trace.schema.json").read_text())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_programs_without_a_fault_end(seed: int) -> None:
     assert all(p.finished for p in healthy(seed).engine.procs)
 
@@ -32,10 +32,10 @@ def test_faults_take_effect_and_traces_are_valid(kind: str) -> None:
         break
     else:
         pytest.fail(f"no program in which {kind} takes effect")
-    for trace in case.traces(0.01).procs[:4]:
+    for trace in case.traces(0.01).procs[:2]:
         lines = [json.loads(line) for line in trace.data().splitlines()]
         assert lines[0]["kind"] == "process"
-        for line in [x for x in lines if x["kind"] != "coverage"] + lines[-30:]:
+        for line in [x for x in lines if x["kind"] != "coverage"][:300] + lines[-10:]:
             validator.validate(line)
 
 

@@ -10,6 +10,8 @@ import pytest
 from model.faults import FAULTS
 from model.survey import HEALTHY, Outcome, examine
 
+pytestmark = pytest.mark.slow
+
 #: First seed of the programs here; ``tools/property`` starts at 0.
 FIRST = 500_000
 #: Verdicts that blame nobody falsely, and hide nothing.
