@@ -27,28 +27,25 @@ from nccluprobe.errors import ExitCode
 
 #: The communicator's name, where NCCL keeps one (from 2.27 on): for analyze --idle-ok.
 COMM_NAME = "nccluprobe-canary"
-PROCESS_NAME = b"nccl-canary"
 PARENT_VARIABLE = "NCCLUPROBE_CANARY_PARENT"
 #: A backend must have a deadline; this one is none.
 _NO_DEADLINE = 1e9
 _MIN_CAPACITY = 1 << 20
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG = 1
 
 
-def name_process() -> None:
-    """A name by which `attach --pid-glob` finds this process; ends with its parent."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, PROCESS_NAME, 0, 0, 0)
+def end_with_parent() -> None:
+    """A rank that ``--nproc`` started never outlives it, also when it is killed."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if parent != str(os.getppid()):
             os._exit(ExitCode.CANARY_FAILED)  # it ended before this line
 
 
 def run_rank(launch: Launch, settings: Settings, nccl: str | None, cuda: str | None) -> ExitCode:
     """This rank's part; rank 0 prints the report. Errors are CanaryError."""
-    name_process()
+    end_with_parent()
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,3 +287,9 @@ def test_summary_of_arrivals() -> None:
     assert found["ranks"][1]["behind_first_us"]["p50"] == 1.0
     nothing = arrival.summary(np.zeros((2, 0), np.int64), offsets)
     assert nothing["ranks"] == [] and nothing["spread_us"] is None
+
+
+def test_every_kind_is_documented() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "canary.md").read_text()
+    for kind in KINDS:
+        assert f"| `{kind}:" in text
