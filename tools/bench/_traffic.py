@@ -17,8 +17,8 @@ MONO = 5_000 * S
 UNIX = 1_700_000_000 * S
 TP, STAGES = 8, 4
 REPLICA = TP * STAGES
-#: Time between two calls of a rank, and how long a call takes, ns.
-GAP, DUR = 50_000, 8_000
+#: Time between two calls of a rank, ns.
+GAP = 50_000
 
 _CALL = (
     b'{"kind":"call","api":"%b","t":%d,"thread":%d,"dur":8000,"rc":0,"comm":%d,"idx":%d,'
@@ -67,7 +67,8 @@ class Counters:
 class Rank:
     """One process of the job."""
 
-    def __init__(self, rank: int, ranks: int, pure: bool = False) -> None:
+    def __init__(self, rank: int, ranks: int, pure: bool = False, gap: int = GAP) -> None:
+        self.gap = gap
         self.rank, self.ranks, self.pure = rank, ranks, pure
         self.n = Counters()
         self.thread = 1000 + rank
@@ -115,7 +116,8 @@ class Rank:
         out.append(self.coverage(t))
         return b"".join(out)
 
-    def _collective(self, api: bytes, t: int, comm: int, count: int) -> bytes:
+    def collective(self, api: bytes, t: int, comm: int, count: int) -> bytes:
+        """The line of a collective that begins at ``t``."""
         n = self.n
         form = _GATHERING if api == b"ncclAllGather" else _REDUCING
         idx, order = n.idx[comm], n.ord[comm]
@@ -125,35 +127,35 @@ class Rank:
 
     def _pure(self, t: int) -> Iterator[list[bytes]]:
         yield [
-            self._collective(b"ncclAllReduce", t + i * GAP, WORLD, (1 << 20) + i % 3)
+            self.collective(b"ncclAllReduce", t + i * self.gap, WORLD, (1 << 20) + i % 3)
             for i in range(CALLS_PER_STEP)
         ]
-        self.n.through = t + CALLS_PER_STEP * GAP
+        self.n.through = t + CALLS_PER_STEP * self.gap
 
     def _step(self, t: int) -> Iterator[list[bytes]]:
         for _ in range(MICRO):
             yield self._transfer(t)
-            t += 4 * GAP
+            t += 4 * self.gap
             yield [
-                self._collective(
-                    b"ncclAllReduce", t + i * GAP, TENSOR, 4096 * 8192 if i % 6 else 4096
+                self.collective(
+                    b"ncclAllReduce", t + i * self.gap, TENSOR, 4096 * 8192 if i % 6 else 4096
                 )
                 for i in range(12)
             ]
-            t += 12 * GAP
+            t += 12 * self.gap
         if self.comms[DATA][2] > 1:
             yield [
-                self._collective(
+                self.collective(
                     b"ncclAllGather" if i % 2 else b"ncclReduceScatter",
-                    t + i * GAP,
+                    t + i * self.gap,
                     DATA,
                     (1 << 22) + i // 2,
                 )
                 for i in range(DATA_CALLS)
             ]
-        t += DATA_CALLS * GAP
-        yield [self._collective(b"ncclAllReduce", t, WORLD, 1)]
-        self.n.through = t + GAP
+        t += DATA_CALLS * self.gap
+        yield [self.collective(b"ncclAllReduce", t, WORLD, 1)]
+        self.n.through = t + self.gap
 
     def _transfer(self, t: int) -> list[bytes]:
         """A group: send to the next stage, receive from the one before."""
@@ -163,12 +165,12 @@ class Rank:
         out = [_GROUP_START % (t, self.thread, group)]
         peers = ((b"ncclSend", (self.stage + 1) % STAGES), (b"ncclRecv", (self.stage - 1) % STAGES))
         for at, (api, peer) in enumerate(peers):
-            t += GAP // 2
+            t += self.gap // 2
             idx = n.idx[PIPE]
             n.idx[PIPE] = idx + 1
             args = (api, t, self.thread, PIPE, idx, turn, 1 << 24, peer, group, at)
             out.append(_P2P % args)
-        out.append(_GROUP_END % (t + GAP // 2, self.thread, group, 2))
+        out.append(_GROUP_END % (t + self.gap // 2, self.thread, group, 2))
         n.captured += 4
         return out
 
