@@ -19,8 +19,8 @@ export NCCLUPROBE=${NCCLUPROBE:-nccluprobe} SIM=${SIM:-0}
 export NCCLUPROBE_PLAIN=${NCCLUPROBE_PLAIN:-$NCCLUPROBE}
 export PYTHONPATH=$repo${PYTHONPATH:+:$PYTHONPATH}
 sim=()
-sizes=8,64K,1M,16M,256M
-[ "$SIM" = 1 ] && sim=(--sim) && sizes=8,64K,1M
+sizes=8,64K,1M,16M large=256M
+[ "$SIM" = 1 ] && sim=(--sim) sizes=8,64K,1M large=4M
 failed=()
 exec > >(tee "$out/canary.txt") 2>&1
 
@@ -57,7 +57,10 @@ for one in $parts; do
       run 40 "a3. float8" --dtypes float8e4m3,float8e5m2 --sizes 64K --iters 5
       run 50 "a4. reductions" --ops all_reduce,reduce,reduce_scatter --redops all \
         --dtypes int32,float32,bfloat16 --sizes 64K --iters 5
-      run 60 "a5. times" --dtypes float32 --sizes "$sizes" --iters 20
+      # With two ranks a sum of float32 is a send, a receive and an add; of int32 ncclAllReduce.
+      run 60 "a5. times" --dtypes float32,int32 --sizes "$sizes" --iters 10
+      run 60 "a6. bandwidth" --ops all_reduce,all_gather,reduce_scatter --dtypes float32,int32 \
+        --sizes "$large" --iters 4
       ;;
     b) part "b. two-rank all_reduce" 60 python3 "$here/canary_cost.py" "$out" --pair ;;
     c) part "c. abort and reconnect" 100 python3 "$here/canary_reconnect.py" "$out" ;;
