@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,14 @@ def why(status: dict[str, Any]) -> str:
     return "it is alive and outside this call" + (f": {where}" if where else "")
 
 
+def _blamed(f: Finding, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the ranks that did not come, those that a root cause names."""
+    if f.role != "root_cause":
+        return []
+    named = {(who["host"], who["pid"]) for who in f.named}
+    return [s for s in statuses if (s.get("host"), s.get("pid")) in named]
+
+
 def sentence(f: Finding) -> str:
     """What happened, in one sentence."""
     d = f.details
@@ -117,15 +126,17 @@ def sentence(f: Finding) -> str:
     by_calls = d.get("evidence") != "inspect"
     if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
-        named = [s for s in statuses if s not in waiting] or statuses
+        named = _blamed(f, statuses) or [s for s in statuses if s not in waiting] or statuses
+        waiting = [s for s in statuses if s not in named]
         who = ", ".join(_who(s) for s in named[:_FOLD])
         if len(named) > _FOLD:
             who += f" and {len(named) - _FOLD} more"
         also = ""
         if len(named) < len(statuses):
             ranks = [s["comm_rank"] for s in waiting]
+            elsewhere = all(s["reason"] == "rank_waiting_elsewhere" for s in waiting)
             they = "it waits" if len(ranks) == 1 else "they wait"
-            also = f"; {_ranks(ranks)} did not come as {they} elsewhere"
+            also = f"; {_ranks(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
         return (
             f"{who[:1].upper()}{who[1:]} did not enter {call}: {_ranks(entered)} {verb} in it "
@@ -139,6 +150,8 @@ def sentence(f: Finding) -> str:
 
 def _details(f: Finding) -> Iterable[str]:
     d = f.details
+    if where := _where(f):
+        yield where
     for status in (d.get("missing_rank_status") or [])[:_FOLD]:
         yield f"rank {status['comm_rank']}: {why(status)}"
     if d.get("signature"):
@@ -149,21 +162,52 @@ def _details(f: Finding) -> Iterable[str]:
     for key in ("note", "explanation"):
         if d.get(key):
             yield str(d[key])
+    for text in d.get("hypotheses") or ():
+        yield f"perhaps: {text}"
     if d.get("several_shifts_fit"):
         yield "the calls repeat, so other shifts fit as well"
     if d.get("repeated"):
         yield f"the same again in {d['repeated']} later call{'s' * (d['repeated'] != 1)}"
     yield from _alignment(f)
-    if f.coverage.get("collector_silent_comm_ranks"):
-        silent = ranks_text(f.coverage["collector_silent_comm_ranks"])
-        yield f"not observed, collector silent: rank {silent}"
     sure = {
         "observed": "seen directly",
         "inferred": "inferred",
         "reduced": "with reduced confidence",
         "none": "not known",
     }.get(d.get("confidence", ""), "")
-    yield f"how sure: {sure}; role {f.role.replace('_', ' ')}; severity {f.severity}"
+    reasons = "; ".join(_doubts(f))
+    yield (
+        f"how sure: {sure}{f' ({reasons})' if reasons else ''}; role "
+        f"{f.role.replace('_', ' ')}; severity {f.severity}"
+    )
+
+
+def _where(f: Finding) -> str | None:
+    """Since when, and how many of the communicator's ranks are seen."""
+    parts = []
+    since = f.details.get("first_entered_unix_ns") or f.since
+    if since:
+        parts.append(time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since // 10**9)))
+    size, seen = f.coverage.get("expected_nranks"), f.coverage.get("observed_ranks")
+    if size:
+        all_of_them = "all observed" if seen == size else f"{seen} observed"
+        parts.append(f"the communicator has {size} ranks, {all_of_them}")
+    return "; ".join(parts) or None
+
+
+def _doubts(f: Finding) -> Iterable[str]:
+    """What the confidence is lowered by."""
+    c = f.coverage
+    if silent := c.get("collector_silent_comm_ranks"):
+        yield f"not observed, collector silent: {_ranks(silent)}"
+    if c.get("unobserved_comm_ranks"):
+        yield f"not traced: ranks {c['unobserved_comm_ranks']}"
+    if c.get("lost_events"):
+        yield f"{c['lost_events']} events lost"
+    if c.get("base") in ("aligned", "ambiguous", "unknown"):
+        yield f"numbers {c['base']}"
+    if c.get("cannot_see"):
+        yield "not seen: " + ", ".join(escape(x) for x in c["cannot_see"])
 
 
 def _alignment(f: Finding) -> Iterable[str]:
@@ -177,12 +221,16 @@ def _alignment(f: Finding) -> Iterable[str]:
 
 def _next_step(f: Finding) -> str | None:
     reason = f.details.get("reason")
-    statuses = f.details.get("missing_rank_status") or []
-    known = [s for s in statuses if s.get("pid") is not None]
+    statuses: list[dict[str, Any]] = []
+    for key in ("missing_rank_status", "minority_rank_status", "late_rank_status"):
+        statuses += f.details.get(key) or []
+    known = _blamed(f, statuses) or [s for s in statuses if s.get("pid") is not None]
     # Of several ranks the one that the finding is about, not one that waits itself.
     where = next((s for s in known if s.get("reason") == reason), None) or next(iter(known), None)
-    if where is None:
-        return None
+    if where is None and f.named and f.role == "root_cause":
+        where = f.named[0]
+    if where is None or not where.get("pid"):  # 0: a source that does not tell
+        return _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))
     if reason in ("rank_alive_but_not_entered", "rank_inside_other_call"):
         return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
@@ -194,6 +242,25 @@ def _next_step(f: Finding) -> str | None:
         return f"look at the stack of pid {pid}; enlarge the ring buffer"
     if reason in ("arguments_differ", "call_skipped", "call_extra"):
         return f"compare the code path of pid {pid} on {host} with that of another rank"
+    if f.hang_type == "nccl_error_exit":
+        return f"look at NCCL's warnings of pid {pid} on {host} (NCCL_DEBUG=WARN)"
+    if f.hang_type == "collective_missing_exit":
+        return f"look at the GPU of pid {pid} on {host} (dmesg for Xid, nvidia-smi)"
+    return f"look at pid {pid} on {host} (py-spy dump --pid {pid})"
+
+
+def _general_step(f: Finding) -> str | None:
+    """What to do next where no process stands out."""
+    if f.hang_type in ("collective_mismatch", "skipped_or_extra_call", "p2p_mismatch"):
+        return f"nccluprobe explain RUN {f.id} shows the calls rank by rank"
+    if f.hang_type in ("collective_all_ranks_stuck", "comm_init_stuck"):
+        return "look at the GPUs and the network of these ranks (dmesg for Xid, NIC counters)"
+    if f.hang_type in ("cross_comm_order_inversion", "p2p_order_inversion"):
+        return "make all ranks use the two in one order; explain shows the calls"
+    if f.hang_type == "comm_init_missing_enter":
+        return "see that a process with each missing rank runs, and which unique id it got"
+    if f.hang_type == "waiting_for_unobserved":
+        return "trace the nodes of the other ranks too"
     return None
 
 
