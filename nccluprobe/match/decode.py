@@ -137,10 +137,13 @@ class Decoder:
     ) -> None:
         for row, number in rows:
             kind = row["kind"]
-            convert = rare.CONVERTERS.get(kind) if isinstance(kind, str) else None
+            if not isinstance(kind, str):
+                self._bad(state.path, number, "kind is not a text")
+                continue
+            convert = rare.CONVERTERS.get(kind)
             if convert is None:
                 if kind not in KIND_BY_NAME and kind not in RESERVED_KINDS:
-                    self.counts.unknown_kinds[str(kind)[:64]] += 1
+                    self.counts.unknown_kinds[kind[:64]] += 1
                 continue
             try:
                 made = convert(row, state, self.boots, self.table)

@@ -56,6 +56,10 @@ class Pair:
         return min(self.send.t, self.recv.t)
 
 
+#: No transfer is larger: what a broken caller passes must not overflow sums.
+_MOST_BYTES = 1 << 42
+
+
 class Wires:
     """What a send and its receive must agree on, as columns by signature id."""
 
@@ -70,7 +74,8 @@ class Wires:
         new = [self._table[s] for s in range(start, upto + 1)]
         wires = [self._ids.setdefault((s.count, s.datatype), len(self._ids) + 1) for s in new]
         size = [
-            n if (n := size_of(s)) is not None else -1 - w for s, w in zip(new, wires, strict=True)
+            min(n, _MOST_BYTES) if (n := size_of(s)) is not None else -1 - w
+            for s, w in zip(new, wires, strict=True)
         ]
         self._wire = np.concatenate([self._wire, np.array(wires, np.int64)])
         self._bytes = np.concatenate([self._bytes, np.array(size, np.int64)])

@@ -38,11 +38,13 @@ import _traffic  # noqa: E402
 import numpy as np  # noqa: E402
 import orjson  # noqa: E402
 
+from nccluprobe.cli.judging import Session  # noqa: E402
+from nccluprobe.importers.files import find  # noqa: E402
 from nccluprobe.match import model as m  # noqa: E402
 from nccluprobe.match.matcher import Matcher  # noqa: E402
+from nccluprobe.match.options import Options  # noqa: E402
 from nccluprobe.match.pipeline import Analysis  # noqa: E402
 from nccluprobe.match.signature import Signature  # noqa: E402
-from nccluprobe.trace.reader import TraceReader  # noqa: E402
 
 Result = dict[str, Any]
 MEGA = 1 << 20
@@ -73,18 +75,14 @@ def _write(folder: Path, ranks: int, steps: int, pure: bool) -> int:
 
 def _analyze(folder: Path) -> tuple[Analysis, float, float]:
     """Reads and judges a folder as ``analyze`` does; the seconds of CPU and of the clock."""
-    analysis = Analysis()
+    session = Session(find([folder], None), Options(), None, as_json=True)
     wall, cpu = time.perf_counter(), time.process_time()
-    reader = TraceReader([folder])
-    reader.discover(force=True)
-    analysis.open(reader.names())
-    for c in reader.poll():
-        reader.at_time(c.source, analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up))
-    found = analysis.scan(None)
+    session.load()
+    found = session.analysis.scan(None)
     spent = time.process_time() - cpu, time.perf_counter() - wall
     if found:
         raise SystemExit(f"findings in a healthy job: {[f.hang_type for f in found]}")
-    return analysis, *spent
+    return session.analysis, *spent
 
 
 def files(work: Path, args: argparse.Namespace) -> list[Result]:
@@ -237,14 +235,15 @@ def memory(work: Path, args: argparse.Namespace) -> list[Result]:
 
 def _command(command: list[str], path: str) -> tuple[float, float, float, str]:
     """Seconds by the clock, seconds of CPU, peak MB, output."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, cpu, after.ru_maxrss / 1024, done.stdout + done.stderr
+    with tempfile.TemporaryFile() as out:
+        env = {**os.environ, "PYTHONPATH": path}
+        child = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+        _, _, used = os.wait4(child.pid, 0)
+        wall = time.perf_counter() - began
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    return wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, text
 
 
 def _peer(args: argparse.Namespace, work: Path) -> Path | str:
