@@ -48,6 +48,7 @@ HEALTHY_S = 8.0
 
 def run(kind: str, text: str, work: Path, out: Path) -> tuple[Verdict, float, str]:
     truth_file = work / f"{kind}.truth"
+    run_id = f"{kind}-{os.getpid()}"  # other jobs of this machine are traced, too
     arguments = ["--nproc", "2", "--ops", "all_reduce,broadcast", "--dtypes", "int32"]
     arguments += ["--sizes", "4K", "--steps", "5000", "--pause", "0.05", "--deadline", "100"]
     arguments += ["--hold", "60", "--truth", str(truth_file)]
@@ -59,9 +60,9 @@ def run(kind: str, text: str, work: Path, out: Path) -> tuple[Verdict, float, st
             stdout=log,
             stderr=log,
             # As NVLink does: nobody learns of an abort.
-            env={**os.environ, "TORCHELASTIC_RUN_ID": kind, "SIMNCCL_ABORT_LOCAL": "1"},
+            env={**os.environ, "TORCHELASTIC_RUN_ID": run_id, "SIMNCCL_ABORT_LOCAL": "1"},
         )
-    traces = work / "traces" / "tracing" / kind
+    traces = work / "traces" / "tracing" / run_id
     verdict, report = Verdict(False, "nothing planted"), ""
     try:
         while time.monotonic() - started < PATIENCE_S:

@@ -21,6 +21,7 @@ from nccluprobe.canary.truth import compare, truths
 def main() -> int:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
+    run_id = f"reconnect-{os.getpid()}"  # other jobs of this machine are traced, too
     with tempfile.TemporaryDirectory(prefix="canary-") as folder:
         work = Path(folder)
         attach = Attach(
@@ -36,7 +37,7 @@ def main() -> int:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                env={**os.environ, "TORCHELASTIC_RUN_ID": "reconnect"},
+                env={**os.environ, "TORCHELASTIC_RUN_ID": run_id},
                 timeout=70,
                 check=False,
             )
@@ -44,7 +45,7 @@ def main() -> int:
             (out / "reconnect.log").write_text(done.stdout + done.stderr)
         finally:
             attach.stop()
-        traces = work / "traces" / "tracing" / "reconnect"
+        traces = work / "traces" / "tracing" / run_id
         findings, report = analyze(traces, work / "findings")
         rows = []
         for file in sorted(traces.glob("*.jsonl")):
