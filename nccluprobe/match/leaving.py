@@ -65,6 +65,12 @@ def settle(waits: list[Wait], contexts: dict[CommKey, Context]) -> None:
             _left(w, f, contexts[w.comm.key])
         elif f.role == "root_cause" and _is_extra(w, f):
             _extra(w, f)
+        elif f.role == "root_cause" and _is_tie(w, f):
+            f.role, f.culprits = "unknown", ()
+            f.details["note"] = (
+                "either they left too early, or the others made a call too much: as many say one "
+                "thing as the other"
+            )
 
 
 def _left(w: Wait, f: Finding, ctx: Context) -> None:
@@ -95,17 +101,36 @@ def _why(e: Endpoint) -> str:
     return end_reason(e.process)
 
 
-def _is_extra(w: Wait, f: Finding) -> bool:
-    """Whether the greater part had an orderly end after the same call."""
+def _orderly(e: Endpoint) -> bool:
+    """Whether it left as one does at the end of a job."""
+    if left_at(e) is None or ended_abruptly(e.process):
+        return False
+    return e.end is None or e.end.how in _ORDERLY
+
+
+def _judged(w: Wait, f: Finding) -> bool:
     if f.hang_type not in ("collective_missing_enter", "comm_ended_under_waiters"):
         return False
-    if w.seq is None or not w.comm.complete_view or 2 * len(w.absent) <= w.comm.key.nranks:
+    return w.seq is not None and w.comm.complete_view and any(_orderly(e) for e in w.absent)
+
+
+def _is_extra(w: Wait, f: Finding) -> bool:
+    """Whether the greater part had an orderly end after the same call, or waits for somebody."""
+    if not _judged(w, f) or 2 * len(w.absent) <= w.comm.key.nranks:
         return False
+    reasons = {s["comm_rank"]: s["reason"] for s in f.details["missing_rank_status"]}
     return all(
-        left_at(e) is not None
-        and not ended_abruptly(e.process)
-        and (e.end is None or e.end.how in _ORDERLY)
+        _orderly(e) or (left_at(e) is None and reasons.get(e.comm_rank) == "rank_waiting_elsewhere")
         for e in w.absent
+    )
+
+
+def _is_tie(w: Wait, f: Finding) -> bool:
+    """Whether one half had an orderly end and the other made a call more: who is wrong?"""
+    return (
+        _judged(w, f)
+        and 2 * len(w.absent) == w.comm.key.nranks
+        and all(_orderly(e) and e.end is not None for e in w.absent)
     )
 
 
