@@ -66,7 +66,35 @@ def no_bpf_reason() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: Folders of tests that share nothing with each other and trace nothing.
+_TOGETHER = ("cases", "conformance", "fuzz", "importers", "lives", "model", "unit")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        choices=("together", "alone"),
+        help="only tests that may run side by side, or only those that need the machine alone",
+    )
+
+
+def _may_run_side_by_side(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(REPO / "tests").parts[0]
+    marks = ("root", "nccl", "alone")
+    return folder in _TOGETHER and not any(item.get_closest_marker(m) for m in marks)
+
+
+def _pick_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if part is None:
+        return
+    others = [i for i in items if _may_run_side_by_side(i) != (part == "together")]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [i for i in items if i not in set(others)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _pick_part(config, items)
     reason = no_bpf_reason()
     if reason is None:
         return

@@ -21,6 +21,8 @@ from nccluprobe.capture.mmap_events import MmapBatch, parse_records
 from nccluprobe.capture.processes import glance, parse_stat, script_name
 from nccluprobe.errors import ExitCode, NccluprobeError
 
+pytestmark = pytest.mark.alone
+
 LOAD = "import ctypes, sys; libs = [ctypes.CDLL(p) for p in sys.argv[1:]]; print(1, flush=True); "
 
 

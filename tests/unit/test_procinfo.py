@@ -14,6 +14,8 @@ from nccluprobe.collect import procinfo
 from nccluprobe.collect.procinfo import RankInfo, ranks_of
 from nccluprobe.collect.syscalls import syscall_name
 
+pytestmark = pytest.mark.alone
+
 TORCH = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {
     "SLURM_PROCID": "5",

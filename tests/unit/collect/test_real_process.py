@@ -16,6 +16,8 @@ from nccluprobe.collect.clock import Clock
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("how", ["signaled", "exited"])
 def test_a_real_process(tmp_path: Path, how: str) -> None:

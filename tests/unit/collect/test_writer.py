@@ -22,6 +22,8 @@ from nccluprobe.collect.safedir import Owner, file_owner, open_inside, open_out,
 from nccluprobe.collect.writer import Limits
 from nccluprobe.errors import ExitCode, NccluprobeError
 
+pytestmark = pytest.mark.alone
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes owners")
 
 

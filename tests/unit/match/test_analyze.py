@@ -19,6 +19,8 @@ from support.tracegen import Host, Job, S
 from nccluprobe.match.finding import Finding
 from nccluprobe.report.text import Summary, escape, report
 
+pytestmark = pytest.mark.alone
+
 REPO = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "nccluprobe.cli.main"]
 
