@@ -58,7 +58,8 @@ def judged(canary: Canary, analyze: Analyze, jobs: Sequence[str], out: Path) -> 
     def context() -> str:
         if not last:
             return f"traces: {sorted(p.name for p in out.glob('tracing/*'))}"
-        return "\n".join(f"{job}: {canary.verdict(job, last[0])[1]}" for job in jobs)
+        verdicts = [f"{job}: {canary.verdict(job, last[0])[1]}" for job in jobs]
+        return "\n".join([*verdicts, f"exit code {last[0].rc}", last[0].text[-3000:]])
 
     wait_for(all_right, "the findings that were planted", timeout=60, context=context, poll=1)
     return last[0]
