@@ -81,6 +81,8 @@ class Communicator:
 
     key: CommKey
     endpoints: dict[int, Endpoint] = field(default_factory=dict)
+    #: Traces that speak for its members.
+    sources: set[int] = field(default_factory=set)
     #: Slots before this agreed (or could not be compared) and are forgotten.
     closed: int = 0
     #: Of these, slots in which all passed count 0: NCCL discards such calls.
@@ -172,6 +174,7 @@ class Communicator:
     def joined(self, rank: int, e: Endpoint) -> None:
         """Take a member."""
         self.endpoints[rank] = e
+        self.sources.add(e.info.source)
         self.has_late = self.has_late or e.late
         if e.info.from_start and not self.begun and self.counters is None:
             self.counters = [0] * len(SEQ_NAMES)
@@ -179,6 +182,7 @@ class Communicator:
     def replaced(self, rank: int, e: Endpoint) -> None:
         """Another tracer speaks for a member from now on."""
         self.endpoints[rank] = e
+        self.sources = {x.info.source for x in self.endpoints.values()}
         self.unwatched.discard(rank)
         self.has_late = self.has_late or e.late
         if self.reference not in self.endpoints.values():

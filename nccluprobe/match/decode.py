@@ -187,7 +187,7 @@ class Decoder:
             return
         self.counts.calls += len(rows)
         self.counts.blind_calls += counts.blind_calls
-        self.counts.unknown_apis += counts.unknown_apis
+        self.counts.unknown_apis.update(counts.unknown_apis)
         ordered = bool((c.t[1:] >= c.t[:-1]).all())
         order = slice(None) if ordered else np.argsort(c.t, kind="stable")
         out.append(m.Activity(state.source, c.t[order], c.t_exit[order]))

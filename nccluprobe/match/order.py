@@ -27,6 +27,9 @@ from nccluprobe.match.status import coverage_of, ranks_text
 _MOST = 4096
 
 
+_Members = dict[Actor, Endpoint]
+
+
 class _Orders(NamedTuple):
     """How one actor ordered its calls on two communicators: slot of X -> Y's slots before it."""
 
@@ -78,12 +81,13 @@ def _level(shared: list[_Orders]) -> bool:
     return len({(o.x.entered, o.y.entered) for o in shared}) == 1
 
 
-def compare(x: Communicator, y: Communicator) -> Inversion | None:
+def _compare(x: Communicator, of_x: _Members, y: Communicator, of_y: _Members) -> Inversion | None:
     """The first slot at which the members of both differ in order, if any."""
-    of_y = {e.actor: e for e in y.members()}
-    shared = [
-        o for e in x.members() if e.actor in of_y and (o := _orders(e, of_y[e.actor])) is not None
-    ]
+    # A pair of communicators costs what the smaller one has: there are many pairs with
+    # the one of all ranks.
+    few, many = (of_x, of_y) if len(of_x) <= len(of_y) else (of_y, of_x)
+    both = sorted((a for a in few if a in many), key=lambda a: of_x[a].comm_rank or 0)
+    shared = [o for a in both if (o := _orders(of_x[a], of_y[a])) is not None]
     if len(shared) < 2:
         return None
     common = set(shared[0].before)
@@ -126,7 +130,8 @@ class Orders:
         ``disputed``: communicators whose members differ in their calls, so that
         the numbers of these say nothing of an order.
         """
-        still: list[Communicator] = []
+        members: dict[CommKey, _Members] = {}
+        silent: dict[CommKey, int] = {}
         of_actor: dict[Actor, list[Communicator]] = {}
         for comm in comms:
             if comm.ambiguous or len(comm.endpoints) < 2 or comm.key in disputed:
@@ -138,10 +143,12 @@ class Orders:
             ctx = context(comm)
             if comm.over and not lint:
                 continue
-            if lint or ctx.now - _silent_since(comm) >= ctx.options.missing_after:
-                still.append(comm)
-                for e in comm.members():
-                    of_actor.setdefault(e.actor, []).append(comm)
+            since = _silent_since(comm)
+            if lint or ctx.now - since >= ctx.options.missing_after:
+                silent[comm.key] = since
+                members[comm.key] = mine = {e.actor: e for e in comm.members()}
+                for actor in mine:
+                    of_actor.setdefault(actor, []).append(comm)
         pairs = {
             (a.key, b.key): (a, b)
             for theirs in of_actor.values()
@@ -150,10 +157,10 @@ class Orders:
         }
         found: list[Finding] = []
         for key, (a, b) in sorted(pairs.items())[:_MOST]:
-            times = (_silent_since(a), _silent_since(b))
+            times = (silent[a.key], silent[b.key])
             known = self._seen.get(key)
             if known is None or known[0] != times:
-                known = self._seen[key] = (times, compare(a, b))
+                known = self._seen[key] = (times, _compare(a, members[a.key], b, members[b.key]))
             if known[1] is not None:
                 found.append(_finding(known[1], context(a), lint))
         self._seen = {k: v for k, v in self._seen.items() if k in pairs}

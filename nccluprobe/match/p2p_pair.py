@@ -74,7 +74,7 @@ class Wires:
         new = [self._table[s] for s in range(start, upto + 1)]
         wires = [self._ids.setdefault((s.count, s.datatype), len(self._ids) + 1) for s in new]
         size = [
-            min(n, _MOST_BYTES) if (n := size_of(s)) is not None else -1 - w
+            -1 - w if (n := size_of(s)) is None else n if 0 <= n < _MOST_BYTES else _MOST_BYTES
             for s, w in zip(new, wires, strict=True)
         ]
         self._wire = np.concatenate([self._wire, np.array(wires, np.int64)])

@@ -141,7 +141,7 @@ class State:
                 self.tracers.wait(key, info.comm_rank, e)
                 return
             comm.ambiguous = True
-        if any(x.process is e.process for x in comm.endpoints.values()):
+        if info.source in comm.sources:
             e.process.several_ranks = True
         comm.joined(info.comm_rank, e)
         self._home[at] = comm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import errno
 import os
 import stat
@@ -23,7 +24,12 @@ _LARGEST = 64 << 20
 
 def finding_line(finding: Finding) -> bytes:
     """One line of findings.jsonl, with its newline."""
-    return orjson.dumps(finding.to_json(), option=orjson.OPT_APPEND_NEWLINE)
+    content = finding.to_json()
+    try:
+        return orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        # A broken trace may hold numbers, or texts, that orjson does not write.
+        return json.dumps(content).encode() + b"\n"
 
 
 class FindingWriter:
