@@ -79,6 +79,14 @@ def analyze(
     if not matcher.standing.looks and not any(p.info for p in matcher.processes.values()):
         if session.imported is not None and session.imported.told.problems:
             raise NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
+        known = sorted(session.reader.run_ids)
+        if run_id is not None and known:
+            more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
+            raise NccluprobeError(
+                f"--run-id {run_id}: no trace of that run; there are: "
+                f"{', '.join(known[:20])}{more}",
+                ExitCode.NO_TRACE,
+            )
         raise NccluprobeError(
             f"no readable trace in {', '.join(map(str, folders))}; "
             "give the folder that attach wrote to (--out). A job that hung before attach came "

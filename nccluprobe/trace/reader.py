@@ -107,6 +107,8 @@ class TraceReader:
         self._headless: dict[str, tuple[int, int]] = {}  # no whole first line yet
         self._folders: dict[str, tuple[int, list[str], list[str]]] = {}
         self._next_rescan = 0.0
+        #: Run ids of all traces found, those passed over too.
+        self.run_ids: set[str] = set()
 
     # -- finding files -----------------------------------------------------
 
@@ -195,6 +197,8 @@ class TraceReader:
         self._known[path] = file_id
         self.counts.files += 1
         key, number, run_id = _who(line, path)
+        if run_id is not None and len(self.run_ids) < _MAX_FILES:
+            self.run_ids.add(run_id)
         other = self._run_id is not None and run_id != self._run_id
         ignored = other and not line.startswith(_INSPECT)
         self._part_of(key, path, ignored).parts.append(_Part(path, file_id, number))

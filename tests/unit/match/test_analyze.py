@@ -105,6 +105,37 @@ def test_errors_are_one_line_and_a_code(args: list[str], code: int, said: str) -
     assert "Traceback" not in done.stderr
 
 
+def test_explain_shows_the_calls_around_a_finding(tmp_path: Path) -> None:
+    hung().write(tmp_path)
+    (found,) = lines(run("analyze", tmp_path, "--json").stdout)
+    done = run("explain", tmp_path, found["id"][:6])
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert " >#42      ncclAllReduce(count 1024, float32, sum): 0-2" in text
+    assert "not made by 3" in text
+    first = text.index("rank 3: rank 3, pid 1003 on node0")
+    assert first < text.index("rank 0: rank 0, pid 1000 on node0")
+    assert "no call for 61.1 s: its main thread is running outside NCCL" in text
+
+
+def test_explain_of_no_such_finding(tmp_path: Path) -> None:
+    hung().write(tmp_path)
+    (found,) = lines(run("analyze", tmp_path, "--json").stdout)
+    done = run("explain", tmp_path, "nothing")
+    assert done.returncode == 2
+    assert f"there are: {found['id']}" in done.stderr
+
+
+def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    job = Job(run_id="night")
+    job.world(2)
+    job.write(tmp_path)
+    done = run("analyze", tmp_path, "--run-id", "day")
+    assert done.returncode == 12
+    assert "--run-id day: no trace of that run; there are: night" in done.stderr
+
+
 def test_no_trace(tmp_path: Path) -> None:
     done = run("analyze", tmp_path)
     assert done.returncode == 12
