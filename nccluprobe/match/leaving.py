@@ -66,9 +66,9 @@ def settle(waits: list[Wait], contexts: dict[CommKey, Context]) -> None:
         elif f.role == "root_cause" and _is_extra(w, f):
             _extra(w, f)
         elif f.role == "root_cause" and _is_tie(w, f):
-            f.role, f.culprits = "unknown", ()
+            f.details["confidence"] = "inferred"
             f.details["note"] = (
-                "either they left too early, or the others made a call too much: as many say one "
+                "they left too early, or else the others made a call too much: as many say one "
                 "thing as the other"
             )
 
