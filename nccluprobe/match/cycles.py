@@ -8,7 +8,7 @@ from typing import Any
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.graph import Cycle
+from nccluprobe.match.graph import Cycle, odd_call
 from nccluprobe.match.status import coverage_of, ranks_text
 from nccluprobe.match.waits import Wait
 
@@ -29,6 +29,10 @@ def hypotheses(cycle: Cycle) -> list[str]:
     ] + ["all of them wait in the calls: then the orders of the calls exclude each other"]
 
 
+def _odd_text(w: Wait | None) -> str:
+    return "" if w is None else f"{_side(w)}, which the others have not called. "
+
+
 def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> Finding | None:
     """A finding for calls whose orders exclude each other; None while they are not due.
 
@@ -38,13 +42,16 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     first = cycle.waits[0]
     ctx = context(first.comm)
     due = [w for w in cycle.waits if w.finding is not None]
-    if not due or not (cycle.proven or cycle.minority):
+    odd = odd_call(cycle.waits)
+    if not due or not (cycle.proven or cycle.minority or odd):
         return None
     waited = ctx.now - max(w.first for w in cycle.waits)
     if waited < ctx.options.missing_after:
         return None
-    p2p = [w for w in cycle.waits if w.seq is None]
+    p2p = [w for w in cycle.waits if w.label.startswith(("ncclSend", "ncclRecv"))]
     hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
+    if odd is not None:
+        hang_type = "skipped_or_extra_call"
     sides = "; ".join(_side(w) for w in cycle.waits[:4])
     more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"
     named = [
@@ -60,7 +67,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         "missing_comm_ranks": [],
         "missing_rank_status": [],
         "waited_s": seconds(waited),
-        "reason": "orders_exclude",
+        "reason": "orders_exclude" if odd is None or not cycle.minority else "call_extra",
         "confidence": "observed" if cycle.proven else "inferred",
         "trace_event_loss_possible": any(
             e.lost or e.process.lost for w in cycle.waits for e in w.entered
@@ -80,7 +87,8 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         ],
         "minority_comm_ranks": sorted({e.comm_rank for e in named if e.comm_rank is not None}),
         "summary": (
-            f"{len(cycle.actors)} ranks wait for each other: {sides}{more}. "
+            _odd_text(odd)
+            + f"{len(cycle.actors)} ranks wait for each other: {sides}{more}. "
             + (
                 "Each side is inside a call that the other has not made."
                 if cycle.proven

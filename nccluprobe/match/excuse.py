@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.graph import Cause, Graph, components
+from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
-from nccluprobe.match.waits import entry_of
 
 
 @dataclass
@@ -59,53 +58,6 @@ class Excuses:
             actors = {e.actor for e in members}
             if actors & candidates:
                 self._comms.append(comm)
-        self.behind = self._solve(candidates)
-
-    def _soft(self, actor: Hashable, comm: Communicator) -> set[Cause]:
-        """Causes that hold up a member whose part of the newest call may wait in its stream."""
-        if level_slot(comm) is None:
-            return set()
-        members = comm.members()
-        if all(e.actor != actor for e in members):
-            return set()
-        found: set[Cause] = set()
-        for e in members:
-            for w in self.graph.waits_of(e.actor) if self._waits(e.actor) else ():
-                sat = [x for x in w.entered if x.actor == e.actor]
-                # Queued after what it waits in: it may not have begun.
-                if w.comm is not comm and any(entry_of(w, x) <= e.last_t for x in sat):
-                    found |= self.graph.causes[id(w)]
-        return found
-
-    def _solve(self, candidates: set[Hashable]) -> dict[Hashable, frozenset[Cause]]:
-        """Candidate -> the causes that it may wait for in truth."""
-        order = sorted(candidates, key=repr)
-        number = {a: i for i, a in enumerate(order)}
-        edges: list[list[int]] = []
-        other: list[set[Cause]] = []
-        for a in order:
-            e = self.graph.endpoint_of.get(a)  # type: ignore[call-overload]
-            causes: set[Cause] = set()
-            if e is not None and not e.process.ended and host_of(e) is not Host.AWAY:
-                for comm in self._comms:
-                    causes |= self._soft(a, comm)
-            if Cause("rank", a) in causes:
-                causes = set()  # what it may wait for waits for it
-            edges.append([number[c.key] for c in causes if c.kind == "rank"])
-            other.append({c for c in causes if c.kind != "rank"})
-        behind: dict[Hashable, frozenset[Cause]] = {}
-        for component in components(edges):
-            inside = set(component)
-            ends: set[Cause] = set()
-            for n in component:
-                ends |= other[n]
-                for to in edges[n]:
-                    if to not in inside:
-                        ends |= behind.get(order[to], frozenset({Cause("rank", order[to])}))
-            if ends:
-                for n in component:
-                    behind[order[n]] = frozenset(ends)
-        return behind
 
     def _waits(self, actor: Actor) -> bool:
         return actor in self.graph.endpoint_of and bool(self.graph.waits_of(actor))
@@ -116,7 +68,7 @@ class Excuses:
         All members made their newest call on it, the same one, and none has called
         anything since: it is the device that does not go on.
         """
-        left = [c.key for c in causes if c.kind == "rank" and c.key not in self.behind]
+        left = [c.key for c in causes if c.kind == "rank"]
         found: list[Stall] = []
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if level_slot(comm) is None:

@@ -7,7 +7,7 @@ needs.  What an actor's absence comes from is found at the ends of its paths.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,14 +66,18 @@ class Graph:
     causes: dict[int, frozenset[Cause]] = field(default_factory=dict)  # by id(wait)
     #: actor -> waits that it sits in, oldest first
     blockers: dict[Actor, list[Wait]] = field(default_factory=dict)
+    #: actor -> those of them that it is inside of: it is that call that holds the thread
+    _hard: dict[Actor, list[Wait]] = field(default_factory=dict)
     endpoint_of: dict[Actor, Endpoint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for w in sorted(self.waits, key=lambda w: w.order):
             for e in w.entered:
                 self.blockers.setdefault(e.actor, []).append(w)
+                if w.hard or e.inside() is not None:
+                    self._hard.setdefault(e.actor, []).append(w)
                 self.endpoint_of.setdefault(e.actor, e)
-            for e in w.absent:
+            for e in (*w.absent, *w.held):
                 self.endpoint_of.setdefault(e.actor, e)
         self._solve()
 
@@ -85,9 +89,12 @@ class Graph:
         e = self.endpoint_of[actor]
         if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
-        # Inside a call, it is that call that holds the thread.
-        hard = [w for w in waits if _inside(w, actor)]
-        return hard or waits
+        hard = self._hard.get(actor)
+        if hard:
+            return hard
+        # What stands behind something else in its stream does not hold it.
+        heads = [w for w in waits if w.heads is None or actor in w.heads]
+        return heads or waits
 
     def left(self, w: Wait, e: Endpoint) -> bool:
         """Whether an absent member ended by itself: it will not come, and waits for nobody."""
@@ -144,13 +151,14 @@ class Graph:
                 own.setdefault(len(actors) + i, set()).add(Cause("finding", w.cause.id))
                 edges.append([])
                 continue
-            if not w.absent:
+            if not (w.absent or w.held or w.behind):
                 own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
-            for e in w.absent:
+            for e in (*w.absent, *w.held):
                 if self.left(w, e) or self.passed(w, e):
                     own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
                 else:
                     out.append(node_of[e.actor])
+            out += [node_of[id(x)] for x in w.behind]
             edges.append(out)
         found: list[frozenset[Cause]] = [frozenset()] * len(edges)
         for component in components(edges):
@@ -180,16 +188,28 @@ class Graph:
         self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]
     ) -> set[Cause]:
         """The cause of a cycle."""
+        if all(w.device for w in waits):
+            # Streams that hold up each other: they do so as well when one has made a call
+            # less than others, and all that follows is shifted.
+            waits = (*waits, *self._uneven(waits))
+        heads = {e.actor for w in waits for e in w.entered if e.actor in (w.heads or ())}
+        everyone = frozenset(actors) | heads
+        actors = actors or tuple(sorted(heads, key=repr))
         hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
-        hard = {a for a in actors if any(_inside(w, a) for w in waits)}
-        if outside and len(hard) < len(actors):
+        here = {id(w) for w in waits}
+        hard = {a for a in actors if any(id(w) in here for w in self._hard.get(a, ()))}
+        mutual = any(e.actor in actors for w in waits for e in w.held)
+        if outside and (len(hard) < len(actors) or mutual):
             return outside
         away = [a for a in actors if hosts[a] is Host.AWAY]
         if away:
             return {Cause("rank", a) for a in away}
         # A host that is free has queued its work and gone away, when all others are held.
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
-        few = _minority(waits)
+        few = _minority(waits, everyone)
+        odd = odd_call(waits)
+        if odd is not None and few and {e.actor for e in odd.absent} == set(few):
+            return {Cause("rank", a) for a in few}  # what all others made, it left out
         if not few and hard and free and len(hard) + len(free) == len(actors):
             return {Cause("rank", a) for a in free}
         cycle = Cycle(
@@ -202,21 +222,35 @@ class Graph:
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}
 
+    def _uneven(self, waits: tuple[Wait, ...]) -> list[Wait]:
+        """Open calls on the communicators of a cycle of streams."""
+        comms = {w.comm.key for w in waits if w.seq is not None}
+        return [w for w in self.waits if w.seq is not None and not w.device and w.comm.key in comms]
 
-def _inside(w: Wait, actor: Actor) -> bool:
-    return any(e.actor == actor and e.inside() is not None for e in w.entered)
+
+def odd_call(waits: Sequence[Wait]) -> Wait | None:
+    """The one collective of a cycle that some have not made, when all else has been made."""
+    open_ = [w for w in waits if not w.device]
+    return open_[0] if len(open_) == 1 and open_[0].seq is not None else None
 
 
-def _minority(waits: Iterable[Wait]) -> tuple[Actor, ...]:
+def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ...]:
     """Of two sides of different size, the smaller one.
 
     Only those count that had to come to both: others had no choice of an order.
     """
-    pair = list(waits)
+    odd = odd_call(waits)
+    if odd is not None:
+        sides = [{e.actor for e in x} for x in (odd.entered, odd.absent)]
+        few, many = sorted(sides, key=len)
+        return tuple(sorted(few, key=repr)) if len(few) < len(many) and few <= actors else ()
+    # What only the streams tell is between these, unless there is nothing else.
+    pair = [w for w in waits if not w.device] or list(waits)
     if len(pair) != 2:
         return ()
     both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in pair))
-    few, many = sorted(({e.actor for e in w.entered} & both for w in pair), key=len)
+    sat = ({e.actor for e in w.entered if not w.device or e.actor in (w.heads or ())} for w in pair)
+    few, many = sorted((s & both for s in sat), key=len)
     if not few or len(few) == len(many) or few & many:
         return ()
     return tuple(sorted(few, key=repr))

@@ -73,12 +73,15 @@ class Matcher(State):
         current += self.mismatches.findings()
         disputed = {fault.comm.key for fault in self.mismatches.faults}
         disputed |= {c.key for c in self.comms.values() if c.disagreement is not None}
-        current += self.orders.findings(
+        orders = self.orders.findings(
             self.comms.values(), self._context, self.options.lint, disputed
         )
+        current += orders
         current += completion.judge(self.comms.values(), self._context)
         waits += completion.pending_waits(self.comms.values(), waits, current)
-        waits += self.p2p.judge(self.comms, self._context, final=now is None)
+        waits += self.p2p.judge(
+            self.comms, self._context, now is None, waits, frozenset(disputed), orders
+        )
         current += self.p2p.findings
         current += exits.judge(self, waits, contexts, self._context_of)
         current = idle.apply(waits, current, contexts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
@@ -15,8 +15,8 @@ from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_queue import Side
-from nccluprobe.match.p2p_stalls import stalls_of
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.stalls import Stalls, stalls_of
 from nccluprobe.match.waits import Wait
 
 #: An endpoint by its source and the communicator's id there.
@@ -27,7 +27,7 @@ class P2P:
     """All sends and receives of an analysis that have no partner so far."""
 
     def __init__(self, options: Options, table: SignatureTable) -> None:
-        self.options = options
+        self.options, self.table = options, table
         self.sides: dict[At, Side] = {}
         self.pairs = Pairs(options, table)
         self.faults = Faults(self.pairs, self.sides)
@@ -126,8 +126,15 @@ class P2P:
         comms: Mapping[CommKey, Communicator],
         context: Callable[[Communicator], Context],
         final: bool,
+        known: Sequence[Wait] = (),
+        disputed: frozenset[CommKey] = frozenset(),
+        orders: Sequence[Finding] = (),
     ) -> list[Wait]:
-        """What endpoints wait in; ``findings`` holds what is not one of their findings."""
+        """What endpoints wait in; ``findings`` holds what is not one of their findings.
+
+        ``known``: waits in collectives; ``disputed``: communicators whose members
+        differ in their calls; ``orders``: inversions that are known.
+        """
         by_comm: dict[CommKey, list[Channel]] = {}
         for channel in (*self.pairs.open, *self.pairs.disputed):
             by_comm.setdefault(channel.comm, []).append(channel)
@@ -140,10 +147,8 @@ class P2P:
             ctx = context(comm)
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
-        mine = [c for k, c in sorted(comms.items()) if not c.ambiguous and self._has_sides(c)]
-        stalls = stalls_of(mine, context, self.pairs, self.sides, self.faults)
+        stalls = self._run_devices(comms, context, known, disputed, orders)
         current += stalls.findings
-        waits += stalls.waits
         judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
@@ -152,8 +157,8 @@ class P2P:
             ctx = context(comm)
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
-            known = self.faults.of_channel
-            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, known, stalls))
+            faults = self.faults.of_channel
+            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls))
         explained = misplaced(judges)
         for judge in judges:
             judge.run(explained)
@@ -161,7 +166,39 @@ class P2P:
             current += judge.findings
             current += [w.finding for w in judge.waits if w.finding is not None]
         self.findings = [*current, *self.faults.findings]
-        return waits
+        return waits + stalls.attach([*known, *waits], context)
+
+    def _run_devices(
+        self,
+        comms: Mapping[CommKey, Communicator],
+        context: Callable[[Communicator], Context],
+        known: Sequence[Wait],
+        disputed: frozenset[CommKey],
+        orders: Sequence[Finding],
+    ) -> Stalls:
+        """What stands at the heads of streams, when somebody waits or is silent."""
+        mine = [c for _, c in sorted(comms.items()) if not c.ambiguous]
+        if all(w.finding is None for w in known):
+            if not self._somebody_quiet():
+                return Stalls()
+            mine = [c for c in mine if self._has_sides(c)]
+        return stalls_of(
+            mine,
+            context,
+            self.pairs,
+            self.sides,
+            self.faults,
+            self.table,
+            disputed,
+            orders,
+        )
+
+    def _somebody_quiet(self) -> bool:
+        """Whether a process that sends and receives has not called NCCL for long."""
+        processes = [s[0].endpoint.process for s in self._of_source.values() if s]
+        newest = max((p.newest for p in processes), default=0)
+        limit = newest - self.options.missing_after
+        return any(max(p.last_activity, p.last_call) <= limit for p in processes)
 
     def _has_sides(self, comm: Communicator) -> bool:
         return any((e.info.source, e.info.id) in self.sides for e in comm.endpoints.values())

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_blame import count_says, odd_of
-from nccluprobe.match.p2p_device import SMALL
 from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_queue import SIG, Side
-from nccluprobe.match.p2p_stalls import Stalls
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
+from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
 
@@ -149,6 +149,8 @@ class Judge:
                 finding=finding,
                 at=(-1, unit.endpoint.comm_rank or 0, unit.ops[0].op.peer, unit.ops[0].position),
                 cause=cause,
+                hard=unit.hard is not None,
+                calls=frozenset(o.op.idx for o in unit.ops),
             )
         )
 
@@ -327,7 +329,11 @@ class Judge:
             until,
             error=error,
             loss=loss,
-            confidence="observed" if sure else "reduced" if watched else "none",
+            confidence=("observed" if role == "unknown" else "inferred")
+            if sure
+            else "reduced"
+            if watched
+            else "none",
             culprits=tuple(p.endpoint for p in watched) if culprits is None else culprits,
             role=role,
             not_observed=tuple(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.device import Stall
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.p2p_device import Stall
 from nccluprobe.match.p2p_finding import WORD, base, made
 from nccluprobe.match.p2p_units import Unit
 
@@ -64,7 +64,7 @@ def deadlock(
     comm: Communicator, ctx: Context, stalls: list[Stall], odd: Endpoint | None, quiet: int
 ) -> Finding:
     """Ranks whose streams hold up each other: all calls are made, in orders that exclude."""
-    members = [s.side.endpoint for s in stalls]
+    members = [s.endpoint for s in stalls]
     ranks = sorted({r for e in members if (r := e.comm_rank) is not None})
     first = max(s.node.t for s in stalls)
     details = base(
@@ -73,22 +73,22 @@ def deadlock(
         first,
         first + quiet,
         loss=False,
-        api=WORD[bool(stalls[0].node.ops[0][1].send)][0],
+        api=next(WORD[p.send][0] for s in stalls for p in s.parts if p.message is not None),
         entered_comm_ranks=ranks,
         reason="orders_exclude",
         confidence="inferred",
         cycle=[
             {
-                "comm_uid_hash": comm.key.hash,
+                "comm_uid_hash": s.parts[0].comm.key.hash,
                 "comm_seq": None,
                 "call": stalled(s),
-                "entered_comm_ranks": [s.side.endpoint.comm_rank],
-                "missing_comm_ranks": [e.comm_rank for e in s.behind],
+                "entered_comm_ranks": [s.endpoint.comm_rank],
+                "missing_comm_ranks": sorted({p.rank for n in s.lack.behind for p in n.parts}),
             }
             for s in stalls[:16]
         ],
     )
-    sides = "; ".join(f"rank {s.side.endpoint.comm_rank} in {stalled(s)}" for s in stalls[:4])
+    sides = "; ".join(f"rank {s.endpoint.comm_rank} in {stalled(s)}" for s in stalls[:4])
     more = "" if len(stalls) <= 4 else f"; and {len(stalls) - 4} more"
     text = (
         f"The streams of {len(ranks)} ranks of communicator {comm.label} hold up each other: "
@@ -101,7 +101,7 @@ def deadlock(
         comm,
         ctx,
         "p2p_order_inversion",
-        ("streams", *((s.side.endpoint.comm_rank, s.node.idx) for s in stalls[:4])),
+        ("streams", *((s.endpoint.comm_rank, s.node.idx) for s in stalls[:4])),
         details,
         error=quiet >= ctx.options.error_after,
         role="root_cause",
@@ -112,7 +112,9 @@ def deadlock(
 
 def stalled(s: Stall) -> str:
     """For people: what stands at the head of a stream."""
-    mine = [op for side, op, _ in s.node.ops if side is s.side]
-    name, word = WORD[bool(mine[0].send)]
-    more = f" and {len(mine) - 1} more in a group" if len(mine) > 1 else ""
-    return f"{name} #{mine[0].ord} {word} rank {mine[0].peer}{more}"
+    one = s.parts[0]
+    if one.message is None:
+        return f"call #{one.comm.seq(one.slot)}"
+    name, word = WORD[one.send]
+    more = f" and {len(s.parts) - 1} more in a group" if len(s.parts) > 1 else ""
+    return f"{name} #{one.message[2]} {word} rank {one.peer}{more}"

@@ -161,6 +161,10 @@ class Side:
         """Whether an operation has not taken effect so far."""
         return op.ord in self._pending.get((bool(op.send), op.peer), ())
 
+    def is_inside(self, op: Op) -> bool:
+        """Whether an operation's call has not returned."""
+        return op.ord in self._inside.get((bool(op.send), op.peer), ())
+
     @property
     def hole(self) -> bool:
         """Whether an operation is known by those after it only."""
@@ -381,6 +385,6 @@ class Side:
         """The newest operations in order of the program, each once."""
         if not self.tail:
             return np.empty((0, WIDTH), np.int64)
-        rows = np.concatenate(self.tail)
+        rows = np.concatenate(self.tail)[::-1]  # of a call that was seen twice, the newest
         _, at = np.unique(rows[:, IDX], return_index=True)
         return rows[at][-TAIL:]

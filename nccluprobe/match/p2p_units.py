@@ -77,11 +77,11 @@ def units_of(
     channels: Iterable[Channel],
     pairs: Pairs,
     sides: Mapping[At, Side],
-    heads: Mapping[int, frozenset[int]] | None,
+    heads: Mapping[At, frozenset[int]] | None,
 ) -> list[Unit]:
     """What the threads of a communicator's endpoints wait in: one unit of each.
 
-    ``heads``: id of a side -> call_idx of operations at the head of a stream.  Where
+    ``heads``: side -> call_idx of operations at the head of a stream.  Where
     that is not known: the first receive, as sends before it may have been buffered.
     """
     found: dict[tuple[At, int], list[Unit]] = {}
@@ -137,7 +137,7 @@ def _inside(side: Side, op: Op) -> int | None:
     return None
 
 
-def _waits_in(units: list[Unit], heads: Mapping[int, frozenset[int]] | None) -> Unit | None:
+def _waits_in(units: list[Unit], heads: Mapping[At, frozenset[int]] | None) -> Unit | None:
     units.sort(key=lambda u: (u.t, u.idx))
     for unit in units:
         unit.ops.sort(key=lambda o: o.op.idx)
@@ -149,6 +149,7 @@ def _waits_in(units: list[Unit], heads: Mapping[int, frozenset[int]] | None) -> 
     return next((u for u in units if u.receives), units[0])
 
 
-def _at_head(unit: Unit, heads: Mapping[int, frozenset[int]]) -> bool:
-    mine = heads.get(id(unit.side), frozenset())
+def _at_head(unit: Unit, heads: Mapping[At, frozenset[int]]) -> bool:
+    info = unit.endpoint.info
+    mine = heads.get((info.source, info.id), frozenset())
     return any(o.op.idx in mine for o in unit.ops)

@@ -193,7 +193,7 @@ class _Roles:
         named = []
         for e in w.absent:
             cause = Cause("rank", e.actor)
-            if cause not in causes or cause in self._of_cause or e.actor in self.excuses.behind:
+            if cause not in causes or cause in self._of_cause:
                 continue
             if reasons.get(e.comm_rank) in _UNSURE or e.guessed:
                 continue
@@ -245,7 +245,4 @@ class _Roles:
             f.role, f.downstream_of = "downstream", cited[0]
 
     def _resolved(self, causes: Iterable[Cause]) -> set[Cause]:
-        found: set[Cause] = set()
-        for c in causes:
-            found |= self.excuses.behind.get(c.key, {c}) if c.kind == "rank" else {c}
-        return found
+        return set(causes)

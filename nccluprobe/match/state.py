@@ -239,6 +239,7 @@ class State:
                 endpoint_.thread = e.thread
                 process.last_call = max(process.last_call, e.t)
                 endpoint_.take_inside(e)
+                endpoint_.tail.add_inside(e)
                 self._touch(endpoint_)
 
     def _returned(self, r: m.Returned) -> None:

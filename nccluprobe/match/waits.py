@@ -8,7 +8,7 @@ graph (``roles``) then tells causes from consequences.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
@@ -39,6 +39,18 @@ class Wait:
     cause: Finding | None = None
     #: Whether this is a small send that may be buffered: its sender need not wait.
     buffered: bool = False
+    #: Whether its one thread is inside the sends and receives that it is.
+    hard: bool = False
+    #: call_idx of the sends and receives that it is.
+    calls: frozenset[int] = frozenset()
+    #: Actors at the head of whose streams it stands; None: the streams are not known.
+    heads: set[Hashable] | None = None
+    #: Only the run of the devices knows of it.
+    device: bool = False
+    #: What other parts of it stand behind, in the streams of who entered.
+    behind: list[Wait] = field(default_factory=list)
+    #: Who entered, and cannot take part so far: inside the call, or gone.
+    held: list[Endpoint] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[Hashable, ...]:

@@ -1,0 +1,237 @@
+"""Operations as the streams of a device hold them: what ``device`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_pair import Channel, size_of
+from nccluprobe.match.p2p_queue import Op, Side
+from nccluprobe.match.process import Who
+from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import UNKNOWN_CLOCK
+from nccluprobe.match.tail import GROUP, IDX, ORD, RC, RC_INSIDE, SIG, STREAM, T
+
+#: A message of so many bytes is surely buffered, unless too many are before it.
+SMALL = 64 << 10
+#: A stream of a process.
+Stream = tuple[Who, int]
+#: Rooted collectives in which the data goes out from the root, and comes in to it.
+_OUTWARD = frozenset({"ncclBroadcast", "ncclScatter"})
+_INWARD = frozenset({"ncclReduce", "ncclGather"})
+
+
+class Part(NamedTuple):
+    """One operation of one endpoint: a call of all members, or a send or receive."""
+
+    comm: Communicator
+    endpoint: Endpoint
+    rank: int
+    idx: int
+    sig: int
+    #: Of a collective.
+    slot: int = -1
+    #: Of a send or receive: channel, whether it is a send, ordinal.
+    message: tuple[Channel, bool, int] | None = None
+    peer: int = -1
+    size: int = -1
+
+    @property
+    def send(self) -> bool:
+        """Whether it is a send."""
+        return self.message is not None and self.message[1]
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation or a group in its streams."""
+
+    t: int
+    idx: int
+    parts: list[Part] = field(default_factory=list)
+    streams: set[Stream] = field(default_factory=set)
+    heads: int = 0  # streams at whose head it stands
+    #: Its call has not returned.
+    inside: bool = False
+    #: The call has given it to the device.
+    launched: bool = True
+    begun: bool = False
+    done: bool = False
+    #: Its process or communicator had ended before it could begin.
+    dead: bool = False
+    #: It did not begin earlier than this.
+    begin: int = 0
+
+    @property
+    def at_head(self) -> bool:
+        """Whether nothing is before it."""
+        return self.heads == len(self.streams)
+
+
+@dataclass(eq=False)
+class Meeting:
+    """One collective: who has come to it on the device."""
+
+    comm: Communicator
+    slot: int
+    #: The rank whose data all wait for, or that waits for all: small and rooted.
+    root: int | None = None
+    inward: bool = False
+    nodes: dict[int, Node] = field(default_factory=dict)
+    absent: list[Endpoint] = field(default_factory=list)
+    gone: list[Endpoint] = field(default_factory=list)
+    t: int = 0
+    left: int = 0
+    root_here: bool = False
+
+    def open(self) -> None:
+        """All parts are known."""
+        self.left = len(self.nodes)
+        self.root_here = (
+            self.root is not None
+            and self.root not in self.nodes
+            and all(e.comm_rank != self.root for e in self.absent)
+        )
+
+    def came(self, rank: int, t: int) -> bool:
+        """One has begun its part; returns whether it may be over for others now."""
+        self.left -= 1
+        self.t = max(self.t, t)
+        self.root_here |= rank == self.root
+        return self.left == 0 or rank == self.root
+
+    def spared(self, rank: int) -> bool:
+        """Whether a member needs nobody else."""
+        return self.root is not None and (rank == self.root) != self.inward
+
+    def needed_by(self, rank: int) -> int | None:
+        """The one rank that a member needs; None: all of them."""
+        return self.root if self.root is not None and not self.inward else None
+
+    def over_for(self, rank: int) -> bool:
+        """Whether a member that has begun can have ended."""
+        if self.spared(rank):
+            return True
+        if self.root is not None and not self.inward and self.root_here:
+            return True
+        return not self.left and not self.absent and not self.gone
+
+
+def meeting_of(part: Part, table: SignatureTable) -> Meeting:
+    """The collective that a part belongs to."""
+    s = table[part.sig]
+    size = size_of(s)
+    rooted = s.api in _OUTWARD or s.api in _INWARD
+    small = rooted and s.root is not None and size is not None and size <= SMALL
+    comm, slot = part.comm, part.slot
+    absent = [
+        e
+        for rank, e in comm.endpoints.items()
+        if e.slotted and rank not in comm.unwatched and e.entered <= slot
+    ]
+    return Meeting(comm, slot, s.root if small else None, s.api in _INWARD, absent=absent)
+
+
+def death_of(e: Endpoint) -> int | None:
+    """When the device's work for an endpoint was taken away."""
+    times = [e.process.end.t] if e.process.ended and e.process.end is not None else []
+    if e.end is not None and e.end.how not in ("destroy", "finalize"):
+        times.append(e.end.t)
+    return min(times, default=None)
+
+
+def margin(e: Endpoint, others: Iterable[Endpoint]) -> int:
+    """How far the clocks of an endpoint's host and of others may differ, ns."""
+    boot = e.process.boot_id
+    bounds = [x.process.bound for x in (e, *others) if x.process.boot_id != boot or not boot]
+    if not bounds:
+        return 0
+    own = UNKNOWN_CLOCK if e.process.bound is None else e.process.bound
+    return own + max(UNKNOWN_CLOCK if b is None else b for b in bounds)
+
+
+def _node(
+    nodes: dict[tuple[int, ...], Node], e: Endpoint, group: int, kind: int, order: tuple[int, int]
+) -> Node:
+    """The node of a call or of its group."""
+    t, idx = order
+    source = e.info.source
+    key = (source, group) if group else (source, e.info.id, kind, idx)
+    node = nodes.get(key)
+    if node is None:
+        end = e.process.groups.get(group) if group else None
+        node = nodes[key] = Node(t if end is None else end.t, idx)
+        node.inside = end is not None and end.open
+    return node
+
+
+def _put(node: Node, part: Part, stream: int) -> None:
+    e = part.endpoint
+    node.parts.append(part)
+    node.streams.add((e.process.who, max(stream, 0)))
+
+
+def parts_of_messages(
+    comm: Communicator,
+    rank: int,
+    side: Side,
+    size: Callable[[m.Int64], m.Int64],
+    nodes: dict[tuple[int, ...], Node],
+) -> None:
+    """Add the newest sends and receives of an endpoint."""
+    rows = side.recent()
+    sizes = size(rows[:, 1]).tolist()
+    e = side.endpoint
+    for row, n in zip(rows.tolist(), sizes, strict=True):
+        op = Op(*row)
+        if side.is_pending(op) or not 0 <= op.peer < comm.key.nranks:
+            continue
+        send = bool(op.send)
+        node = _node(nodes, e, op.group, 0, (op.t, op.idx))
+        node.inside |= side.is_inside(op)
+        pair = (rank, op.peer) if send else (op.peer, rank)
+        message = (Channel(comm.key, *pair), send, op.ord)
+        part = Part(comm, e, rank, op.idx, op.sig, -1, message, op.peer, n)
+        _put(node, part, op.stream)
+
+
+def parts_of_calls(
+    comm: Communicator,
+    rank: int,
+    e: Endpoint,
+    table: SignatureTable,
+    nodes: dict[tuple[int, ...], Node],
+    nothing: dict[tuple[CommKey, int], list[Endpoint]],
+) -> None:
+    """Add the newest collectives of an endpoint; ``nothing``: slots that it passed with count 0."""
+    tail = e.tail.rows()
+    tail = tail[tail[:, ORD] < e.next_ord]
+    if not len(tail):
+        return
+    order = np.argsort(tail[:, ORD], kind="stable")[::-1]
+    done, shift, last = e.done or 0, e.entered - e.next_ord, -1
+    held = e.inside() is not None
+    zeros = table.any_zero and comm.discards_zero
+    for row in tail[order].tolist():
+        if row[ORD] == last:
+            continue  # seen before, while it was inside
+        last = row[ORD]
+        inside = row[RC] == RC_INSIDE
+        if not inside and m.not_run(row[RC]):
+            shift += 1
+            continue
+        slot = last + shift
+        if slot < done or row[SIG] == m.SIG_LOST:
+            continue
+        if zeros and table.is_zero(row[SIG]):
+            nothing.setdefault((comm.key, slot), []).append(e)
+            continue
+        node = _node(nodes, e, row[GROUP], 1, (row[T], row[IDX]))
+        node.inside |= inside and held
+        _put(node, Part(comm, e, rank, row[IDX], row[SIG], slot), row[STREAM])
