@@ -57,6 +57,10 @@ def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dic
         culprits = [[]]
     elif fault.kind == "wrong_rank":
         culprits = [sorted((fault.rank, int(fault.values["as"]))), [fault.rank]]
+    elif fault.kind == "no_reconnect":
+        # A new unique id says which rank is missing; which process should have brought
+        # it is not known, so processes are candidates only.
+        culprits = [[], [fault.rank]]
     elif fault.kind == "unmatched_send":
         culprits = [[fault.rank], [int(fault.values["peer"])], []]
     elif world == 2 and (fault.kind in _TIES or fault.kind == "subset_split"):
@@ -74,6 +78,7 @@ def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dic
         "api": api,
         "hang_types": list(HANG_TYPES[fault.kind]),
         "culprits": culprits,
+        "missing_comm_ranks": [fault.rank] if fault.kind == "no_reconnect" else None,
     }
 
 
@@ -150,11 +155,21 @@ def compare(truth: Mapping[str, Any] | None, findings: Iterable[Mapping[str, Any
         return Verdict(False, f"wrong: {what} is {kinds}, found {_told(standing)}")
     if truth["comm"] and truth["comm"] not in {f["comm_uid_hash"] for f in fitting}:
         return Verdict(False, f"wrong: {what}: not on communicator {truth['comm']}")
+    missing = truth.get("missing_comm_ranks")
+    if missing is not None:
+        fitting = [f for f in fitting if f["details"]["missing_comm_ranks"] == missing]
+        if not fitting:
+            return Verdict(False, f"wrong: {what}: missing are ranks {missing}: {_told(standing)}")
+        pids = {c.get("pid") for f in fitting for c in f["details"].get("candidates") or ()}
+        if truth["pid"] not in pids:
+            return Verdict(False, f"wrong: {what}: pid {truth['pid']} is no candidate of {pids}")
     ranks = sorted(_rank(c, truth) for c in named)
     if ranks not in [list(allowed) for allowed in truth["culprits"]]:
         want = " or ".join(map(str, truth["culprits"]))
         return Verdict(False, f"wrong: {what}: blamed {ranks}, must be {want}: {_told(standing)}")
     who = f"names rank {', '.join(map(str, ranks))}" if ranks else "names nobody, as it may"
+    if missing is not None:
+        who = f"lacks rank {', '.join(map(str, missing))}, its process among the candidates"
     return Verdict(True, f"right: {what}: {fitting[0]['hang_type']} {who}")
 
 
