@@ -207,6 +207,8 @@ class Graph:
         # A host that is free has queued its work and gone away, when all others are held.
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         few = _minority(waits, everyone)
+        if few and _on_one_communicator(waits):
+            return {Cause("rank", a) for a in few}  # whose calls have one order
         odd = odd_call(waits)
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
             return {Cause("rank", a) for a in few}  # what all others made, it left out
@@ -226,6 +228,13 @@ class Graph:
         """Open calls on the communicators of a cycle of streams."""
         comms = {w.comm.key for w in waits if w.seq is not None}
         return [w for w in self.waits if w.seq is not None and not w.device and w.comm.key in comms]
+
+
+def _on_one_communicator(waits: Sequence[Wait]) -> bool:
+    """Whether a cycle is one of collectives, splits and the like of one communicator."""
+    if any(w.device or w.label.startswith(("ncclSend", "ncclRecv")) for w in waits):
+        return False
+    return len({w.comm.key for w in waits}) == 1
 
 
 def odd_call(waits: Sequence[Wait]) -> Wait | None:
