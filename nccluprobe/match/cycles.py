@@ -50,7 +50,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         return None
     p2p = [w for w in cycle.waits if w.label.startswith(("ncclSend", "ncclRecv"))]
     hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
-    if odd is not None:
+    if odd is not None and (cycle.minority or p2p):
         hang_type = "skipped_or_extra_call"
     sides = "; ".join(_side(w) for w in cycle.waits[:4])
     more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"

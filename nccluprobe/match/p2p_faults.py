@@ -65,7 +65,10 @@ class Faults:
         for pair in decided:
             comm = comms.get(pair.channel.comm)
             if comm is not None:
-                self._note(pair.channel, self._finding(comm, pair, context(comm)))
+                f = self._finding(comm, pair, context(comm))
+                if pair.extra and f.details["trace_event_loss_possible"]:
+                    continue  # events that were lost explain it, and nobody waits for it
+                self._note(pair.channel, f)
         for channel, pair in self.pairs.other_type.items():
             comm = comms.get(channel.comm)
             if comm is not None and channel not in self._types:
@@ -198,11 +201,15 @@ class Faults:
         if not first.send and stop - first.t >= ctx.options.missing_after:
             return False
         other = ends[1 - at]
-        loss = any(e.process.lost for e in ends) or any(s is not None and s.lost for s in sides)
+        if any(e.process.lost for e in ends) or any(s is not None and s.lost for s in sides):
+            # Events that were lost explain it, and nobody waited for it.
+            queue.give_up()
+            self.pairs.open.pop(channel, None)
+            return True
         ops = tuple(op for i in range(min(queue.n, 8)) if (op := queue.at(queue.first + i)))
         culprit = odd_of(comm, self.sides, self.pairs, has, other, lanes[at])
         f = make.left_over(
-            comm, ctx, has.endpoint, other, ops, culprit, loss=loss, position=queue.first
+            comm, ctx, has.endpoint, other, ops, culprit, loss=False, position=queue.first
         )
         self._note(channel, f)
         queue.give_up()

@@ -16,7 +16,7 @@ from nccluprobe.match.p2p_blame import count_says, odd_of
 from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
-from nccluprobe.match.p2p_queue import SIG, Side
+from nccluprobe.match.p2p_queue import PEER, SIG, Side, T
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
@@ -213,6 +213,8 @@ class Judge:
             if e.end is None and ended_abruptly(p):
                 grace = 0
             reason = "rank_ended_communicator" if first else end_reason(p)
+            if self._lost_before_end(e, unit, ended):
+                return _Peer(e, "probe_event_loss_possible", until - since, loss=True)
             proof = until - max(ended, unit.t) > grace
             return _Peer(e, reason, until - max(ended, unit.t), proof=proof)
         if is_silent(p, self.ctx.now, opt.silent_after) or (p.end is not None and not p.ended):
@@ -227,6 +229,19 @@ class Judge:
         inside = p.inside_now() is not None
         reason = "rank_inside_other_call" if inside else absent_reason(p)
         return _Peer(e, reason, quiet)
+
+    def _lost_before_end(self, e: Endpoint, unit: Unit, ended: int) -> bool:
+        """Whether a peer that came to an orderly end may have made it all the same."""
+        if ended_abruptly(e.process) or (e.end is not None and e.end.how == "abort"):
+            return False
+        side = self.side(e)
+        if side is None or side.lost or side.queued or unit.side.lost:
+            return bool(e.process.lost)
+        rank = unit.endpoint.comm_rank
+        rows = side.recent()
+        here = rows[rows[:, PEER] == rank]
+        last = int(here[-1, T]) if len(here) else 0
+        return bool(e.process.lost_since(last))
 
     def _left_out(self, unit: Unit, other: Unit) -> bool:
         """The peer's unit is of a later step, and the waiting one is not."""

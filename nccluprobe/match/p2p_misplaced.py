@@ -33,6 +33,10 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 continue
             if not (_stands(judge, unit) and _stands(other, waiting)):
                 continue
+            if judge.loss(unit.endpoint) or other.loss(waiting.endpoint):
+                continue  # what seems misplaced may be all that is left
+            if _is_behind(judge, unit, o):
+                continue
             f = make.misplaced(
                 judge.comm,
                 judge.ctx,
@@ -40,7 +44,7 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 o,
                 (other.comm, waiting, wanted),
                 _culprit(judge, unit, o, other, waiting, wanted),
-                loss=judge.loss(unit.endpoint) or other.loss(waiting.endpoint),
+                loss=False,
             )
             judge.findings.append(f)
             found[id(unit)] = found[id(waiting)] = f
@@ -65,6 +69,13 @@ def _is_new(judge: Judge, unit: Unit, o: Open) -> bool:
         return False
     queue = None if theirs is None else theirs.queues.get((not o.op.send, rank))
     return queue is None or queue.end == 0
+
+
+def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
+    """Whether its peer has not called anything since: it may be that it did not come so far."""
+    assert o.peer is not None
+    p = o.peer.process
+    return not p.ended and o.peer.end is None and judge.last(o.peer) < unit.t
 
 
 def _alike(judge: Judge, a: Open, b: Open) -> bool:

@@ -12,10 +12,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "ncclRecv-deadlock_across_communicators-one_ahead-*",
         "ncclSend-deadlock_across_communicators-one_ahead-*",
     ),
-    "a call in a group whose GroupEnd has not returned has not begun: its peer waits for it": (
-        "nccl*-asymmetric_pair-ring,_the_first_sync-n4",
-        "nccl*-asymmetric_pair-ring,_the_first_sync-n8",
-    ),
 }
 
 
