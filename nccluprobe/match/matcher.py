@@ -23,6 +23,7 @@ from nccluprobe.match.splits import judge_child
 from nccluprobe.match.state import State
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
+from nccluprobe.match.temper import temper
 from nccluprobe.match.waits import Wait
 
 
@@ -105,6 +106,7 @@ class Matcher(State):
         leaving.settle(waits, contexts)
         current += sites.settle(waits, contexts, current)
         inits.link(current)
+        temper(current)
         self.waits = waits
         self._note_missed(waits)
         self._name(current)

@@ -1,0 +1,58 @@
+"""Guesses beside a cause that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.temper import temper
+
+
+def finding(hang_type: str, reason: str, confidence: str, who: int, **more: Any) -> Finding:
+    return Finding(
+        key=(hang_type, who),
+        hang_type=hang_type,
+        run_id="run",
+        comm_uid_hash=None,
+        comm_seq=None,
+        detected_at=1,
+        details={"reason": reason, "confidence": confidence},
+        severity="error",
+        role="root_cause",
+        culprits=(who,),
+        **{"job": "a", **more},
+    )
+
+
+@pytest.mark.parametrize("confidence", ["inferred", "reduced"])
+def test_a_guess_is_not_blamed_beside_a_known_cause(confidence: str) -> None:
+    cause = finding("collective_missing_enter", "rank_alive_but_not_entered", "observed", 3)
+    guess = finding("p2p_unmatched", "wrong_peer", confidence, 5)
+    temper([guess, cause])
+    assert (cause.role, cause.culprits) == ("root_cause", (3,))
+    assert (guess.role, guess.culprits) == ("unknown", ())
+    assert cause.id in guess.details["note"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        finding("collective_missing_enter", "rank_alive_but_not_entered", "observed", 3, job="b"),
+        finding("p2p_unmatched", "call_extra", "inferred", 3),
+        finding("collective_missing_enter", "rank_alive_but_not_entered", "observed", 5),
+    ],
+    ids=["of another job", "another guess", "the same rank"],
+)
+def test_a_guess_stays_where_no_other_cause_is_known(other: Finding) -> None:
+    guess = finding("p2p_unmatched", "wrong_peer", "inferred", 5)
+    temper([guess, other])
+    assert (guess.role, guess.culprits) == ("root_cause", (5,))
+
+
+def test_what_was_seen_directly_is_no_guess() -> None:
+    cause = finding("collective_missing_enter", "rank_alive_but_not_entered", "observed", 3)
+    seen = finding("p2p_unmatched", "partner_gone_past", "observed", 5)
+    temper([seen, cause])
+    assert seen.role == "root_cause"
