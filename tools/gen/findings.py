@@ -133,7 +133,7 @@ _FIELDS = (
     ("details.missing_rank_status", "one object per missing rank: see below"),
     ("details.waited_s", "how long the first one has waited"),
     ("details.reason", "why: the strongest reason of all missing ranks"),
-    ("details.confidence", "observed, inferred, reduced or none"),
+    ("details.confidence", "observed, inferred, reduced or none: see Confidence"),
     ("details.trace_event_loss_possible", "whether events that matter may be lost"),
     (
         "id",
@@ -148,7 +148,7 @@ _FIELDS = (
         "role is root_cause; empty: no process is named",
     ),
     ("job", "hash of the job's first communicator: tells two jobs in one folder apart"),
-    ("coverage", "what the verdict rests on: ranks observed, losses, silent collectors"),
+    ("coverage", "what the verdict rests on: see Coverage"),
 )
 
 _STATUS_FIELDS = (
@@ -163,6 +163,128 @@ _STATUS_FIELDS = (
     ("reason", "why this rank did not come"),
     ("call_idx", "its last call on this communicator, to find the line in its trace"),
     ("behind", "evidence inspect: function -> calls that the furthest rank is ahead"),
+)
+
+_MORE_STATUS_FIELDS = (
+    ("host, pid", "where the process is; absent: the source does not tell"),
+    ("main_thread, syscall", "what the main thread does: running, syscall (which), stopped, ..."),
+    ("process_end, exit_code, signal, ended_unix_ns", "how and when the process ended"),
+    ("last_comm_seq, last_entered_unix_ns", "its last collective on this communicator"),
+    ("inside, inside_s", "the NCCL call that it is inside, and for how long"),
+    ("queued_in_open_group", "it made the call in a group that it has not ended"),
+    ("comm_end", "how it ended the communicator: finalize, destroy, abort, revoke"),
+    (
+        "waits_in, waits_in_comm, waits_in_comm_seq",
+        "reason rank_waiting_elsewhere: the call that it waits in itself",
+    ),
+)
+
+#: Keys of details that only some findings have.
+_DETAILS_OF = (
+    (
+        "most",
+        "summary",
+        "the finding in one sentence; where it is absent the report makes the sentence",
+    ),
+    ("most", "signature", "the call with its arguments"),
+    ("most", "comm_name, instance", "name of the communicator; which of several with one hash"),
+    ("most", "first_entered_unix_ns", "since when"),
+    ("some", "note, explanation", "what weakens the verdict; what may lie behind it"),
+    ("an absence", "queued_behind", "later calls on the communicator that somebody entered"),
+    ("an absence", "not_observed_comm_ranks", "of those behind, the ones nobody watches"),
+    ("an absence", "unobserved_comm_ranks", "how many members are not traced at all"),
+    ("an absence", "idle", "undecided: see Idle waits"),
+    (
+        "an absence",
+        "hypotheses",
+        "texts: what each side of a cycle would have to have done, when the trace does not decide "
+        "whether it is a deadlock",
+    ),
+    ("an absence", "sites, site_splits", "call sites: see Who is wrong"),
+    (
+        "a deadlock",
+        "cycle",
+        "the calls that wait for each other: comm_uid_hash, comm_seq, call, entered_comm_ranks, "
+        "missing_comm_ranks of each",
+    ),
+    ("a deadlock", "other_comm_uid_hash, other_comm_seq", "the second communicator"),
+    (
+        "a disagreement",
+        "calls",
+        "one object per side: signature, comm_ranks, call_idx per rank, sites if known",
+    ),
+    ("a disagreement", "differs_in", "api, count, datatype, op, root, nranks, bytes"),
+    (
+        "a disagreement",
+        "majority_comm_ranks, minority_comm_ranks",
+        "who is right and who is not; empty: not known",
+    ),
+    ("a disagreement", "minority_rank_status", "one object per rank of the minority, as above"),
+    ("a disagreement", "provisional", "not decided so far; it may change its kind and role"),
+    (
+        "a disagreement",
+        "call, shifted_by",
+        "the call that was left out or made too much; by how many calls what follows is shifted",
+    ),
+    ("a disagreement", "swapped_by", "two calls this far apart have changed places"),
+    ("a disagreement", "several_shifts_fit", "the calls repeat: other shifts explain as much"),
+    ("a disagreement", "repeated", "how often the same was seen again"),
+    ("a disagreement", "singled_out_by", "the finding on another communicator that tells who"),
+    ("a disagreement", "other_communicator", "where the call that was left out here was made"),
+    ("a disagreement", "hangs_at_comm_seq", "the later collective that hangs because of it"),
+    ("a delay", "late_comm_ranks, late_rank_status", "who was late, and its state"),
+    (
+        "a delay",
+        "spread_s, worst_spread_s, late_slots, clock_bound_s",
+        "how late at first and at worst, in how many collectives; error of the clocks",
+    ),
+    (
+        "p2p",
+        "unmatched",
+        "the sends and receives in question: ranks, count, datatype, bytes, call_idx, time",
+    ),
+    ("p2p", "position", "number among those of one direction and peer, from 0"),
+    ("p2p", "inside", "whether the thread is inside the call"),
+    ("p2p", "awaited_on_comm", "reason wrong_communicator: where the partner waits"),
+    (
+        "comm_ended_under_waiters",
+        "left_comm_ranks, left_rank_status",
+        "members that entered the call and left",
+    ),
+    ("a call that does not end", "inside_comm_ranks, returned_comm_ranks", "who is inside still"),
+    (
+        "a call that does not end",
+        "complete_comm_ranks, not_complete_comm_ranks, not_complete_rank_status, calls_behind",
+        "where completion is seen: who has completed, who has not, by how many calls",
+    ),
+    ("nccl_error_exit", "rc, result, times", "the code, its name, how often"),
+    ("nccl_error_exit", "error_comm_ranks, returned_unix_ns", "who got it, and when first"),
+    ("nccl_error_exit", "after_end_of", "the rank whose end was the cause"),
+    ("initialisation", "candidates, claimed_by", "see Initialisation"),
+    (
+        "initialisation",
+        "child, missing_new_ranks, left_out",
+        "which split, shrink or grow; whom a grow lacks; how many a shrink leaves out",
+    ),
+    ("inspect", "evidence, positions", "see Positions without events"),
+)
+
+_COVERAGE_FIELDS = (
+    ("observed_ranks, expected_nranks", "members with a trace, and all"),
+    ("unobserved_comm_ranks", 'ranks without a trace, as text such as "4-7"'),
+    ("collector_silent_comm_ranks", "ranks of which the collector tells nothing new"),
+    ("through_unix_ns", "every call before this time is known or counted as lost"),
+    ("lost_events", "events lost by the processes of this communicator"),
+    ("base, alignment, numbers", "see Late attach"),
+    ("cannot_see", "what this tracer cannot see, such as graph_replay"),
+    ("notes", "the same in words, where it weakens the verdict"),
+)
+
+_CONFIDENCES = (
+    ("observed", "what is said was seen: nothing that matters is lost, all numbers are exact"),
+    ("inferred", "worked out: by majority, habit, order on a stream, or as nothing else explains"),
+    ("reduced", "events were lost, ranks are not observed, or numbers are not exact"),
+    ("none", "it is seen that ranks wait; the cause is not known"),
 )
 
 _ALIGNMENT_FIELDS = (
@@ -188,14 +310,15 @@ _RULES = (
     "ncclBcast or ncclScatter that lacks\nonly its root is",
     "- nothing, when `--idle-ok PATTERN` was given: shell patterns of communicators by name or "
     "hash;\n"
-    "- a notice with `details.idle` learned, after three earlier waits of this communicator, "
-    "function, root and size\n"
-    "  (class of bytes by powers of two) that were longer than --missing-after and ended well;\n"
+    "- nothing, when the job itself has taught it: after three earlier waits of this "
+    "communicator, function, root and\n"
+    "  size (class of bytes by powers of two) that were longer than --missing-after and ended "
+    "well;\n"
     "- else a notice with `details.idle` undecided: waiting, cause not decidable. Role unknown, "
     "nobody is named, however\n"
-    "  long it lasts; the root's state is in `missing_rank_status`. It is not undecided any more "
-    "when the waiters have\n"
-    "  queued other calls behind it.",
+    "  long it lasts; the root's state is in `missing_rank_status`. It is an ordinary absence when "
+    "the waiters have gone\n"
+    "  on to anything but more data of this root.",
     "It is an ordinary absence, declared or not, when the root is stopped, in uninterruptible "
     "sleep, or inside another\nNCCL call past --missing-after; when it has ended, or ended the "
     "communicator, and others wait on; when an error,\na disagreement or another wait blocks "
@@ -242,13 +365,22 @@ def page() -> str:
     body = [
         "One finding is one line of `findings.jsonl`. It is written once while it lasts, again "
         "when its kind,\nseverity or role changes, and with state `resolved` when it ends; if it "
-        "comes back it is written again.\nThe schema is `nccluprobe/match/finding.schema.json`.",
+        "comes back it is written again.\nThe schema is `nccluprobe/match/finding.schema.json`. "
+        "How a verdict is reached, and what it cannot tell:\n[matcher.md](matcher.md).",
         "## Fields",
         md_table(("field", "meaning"), _FIELDS),
         "More keys may be added to `details`; those here keep their meaning. "
         "`call_idx` is given per rank\n(`entered_call_idx`, `calls[].call_idx`).",
         "### missing_rank_status",
         md_table(("field", "meaning"), _STATUS_FIELDS),
+        "Also, where known:",
+        md_table(("field", "meaning"), _MORE_STATUS_FIELDS),
+        "### More of details",
+        md_table(("of", "key", "meaning"), _DETAILS_OF),
+        "### Confidence",
+        md_table(("confidence", "meaning"), _CONFIDENCES),
+        "### Coverage",
+        md_table(("field", "meaning"), _COVERAGE_FIELDS),
         "## Kinds",
         md_table(("hang_type", "meaning"), list(f.HANG_TYPES.items())),
         *_reserved(),
