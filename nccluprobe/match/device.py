@@ -22,6 +22,7 @@ from nccluprobe.match.device_ops import (
     Part,
     Stream,
     death_of,
+    in_flight,
     margin,
     meeting_of,
     parts_of_calls,
@@ -306,7 +307,8 @@ class Device:
             p.message == (channel, True, order) and self._is_small(p) for p in node.parts
         )
         t = node.begin if sent else max(mine.begin, node.begin)
-        if d is not None and t - d > margin(other, (part.endpoint,)):
+        limit = margin(other, (part.endpoint,)) - in_flight(other, part.endpoint)
+        if d is not None and t - d > limit:
             found.gone.append(other)
         return found
 

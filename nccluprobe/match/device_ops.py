@@ -11,11 +11,12 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.options import SECOND
 from nccluprobe.match.p2p_pair import Channel, size_of
 from nccluprobe.match.p2p_queue import Op, Side
 from nccluprobe.match.process import Who
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import UNKNOWN_CLOCK
+from nccluprobe.match.status import UNKNOWN_CLOCK, ended_abruptly
 from nccluprobe.match.tail import GROUP, IDX, ORD, RC, RC_INSIDE, SIG, STREAM, T
 
 #: A message of so many bytes is surely buffered, unless too many are before it.
@@ -154,6 +155,17 @@ def margin(e: Endpoint, others: Iterable[Endpoint]) -> int:
         return 0
     own = UNKNOWN_CLOCK if e.process.bound is None else e.process.bound
     return own + max(UNKNOWN_CLOCK if b is None else b for b in bounds)
+
+
+def in_flight(dead: Endpoint, other: Endpoint) -> int:
+    """How long before a crash an operation may have begun and not been over, ns.
+
+    0: its peer has gone on since.
+    """
+    end = dead.process.end
+    if end is None or not ended_abruptly(dead.process) or other.process.last_activity > end.t:
+        return 0
+    return SECOND
 
 
 def _node(

@@ -97,7 +97,7 @@ class Excuses:
                 for e in comm.members()
                 if e.actor in left
                 and e.entered == comm.closed
-                and _idle_since_then(e)
+                and _is_free(e)
                 and (e.done is None or e.done < e.entered)
             ]
             if len(at) >= 2:
@@ -107,5 +107,8 @@ class Excuses:
 
 
 def _idle_since_then(e: Endpoint) -> bool:
-    p = e.process
-    return not p.ended and e.end is None and host_of(e) is not Host.AWAY and e.last_t >= p.last_call
+    return _is_free(e) and e.last_t >= e.process.last_call
+
+
+def _is_free(e: Endpoint) -> bool:
+    return not e.process.ended and e.end is None and host_of(e) is not Host.AWAY

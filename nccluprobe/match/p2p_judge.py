@@ -62,7 +62,7 @@ class Judge:
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides)
-        self._stalls = stalls
+        self.stalls = stalls
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
@@ -254,7 +254,7 @@ class Judge:
         for other in self._of.get(id(e), ()):
             if other.needs(own) and self._left_out(unit, other):
                 return True
-        if unit.hard is None and self._stalls.only_behind(e, own):
+        if unit.hard is None and self.stalls.only_behind(e, own):
             return True  # what it queued stands behind this unit in the waiting rank's stream
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False

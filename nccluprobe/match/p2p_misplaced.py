@@ -72,10 +72,12 @@ def _is_new(judge: Judge, unit: Unit, o: Open) -> bool:
 
 
 def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
-    """Whether its peer has not called anything since: it may be that it did not come so far."""
+    """Whether its peer waits for nobody and has not called anything since: it did not come so far."""
     assert o.peer is not None
     p = o.peer.process
-    return not p.ended and o.peer.end is None and judge.last(o.peer) < unit.t
+    if p.ended or o.peer.end is not None or judge.last(o.peer) >= unit.t:
+        return False
+    return p.inside_now() is None and not judge.stalls.holds(o.peer)
 
 
 def _alike(judge: Judge, a: Open, b: Open) -> bool:

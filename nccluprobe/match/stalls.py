@@ -56,6 +56,10 @@ class Stalls:
             ends = {p.endpoint.actor for n in s.lack.behind for p in n.parts}
             self._behind.setdefault(actor, set()).update(ends)
 
+    def holds(self, e: Endpoint) -> bool:
+        """Whether something that cannot end stands at the head of a stream of a rank."""
+        return e.actor in self._behind
+
     def only_behind(self, e: Endpoint, own: Endpoint) -> bool:
         """Whether a rank's streams stand behind another's, at last, and behind no more."""
         seen = {e.actor}
