@@ -34,6 +34,13 @@ class Host(Enum):
     UNKNOWN = "unknown"
 
 
+def may_wait(main: str | None, syscall: str | None) -> bool:
+    """Whether a main thread in this state may wait for the device."""
+    if main in _STOPPED:
+        return False
+    return main != "syscall" or syscall is None or syscall in _CUDA_SYSCALLS
+
+
 def host_of(e: Endpoint) -> Host:
     """State of the host that makes this endpoint's calls."""
     who, lane = e.actor

@@ -1,17 +1,19 @@
-"""Guesses are not blamed beside a cause that is known.
+"""One fault is far more likely than two: what is sure takes the blame from what is not.
 
 Some rules of sends and receives reason from habits and order: who seems to have
 used the wrong peer, or to have left a call out.  Behind a rank that is really
-missing, calls stand half made and look the same.  One fault is far more likely
-than two: where a cause of another kind names somebody in the same job, such a
-guess stays as what was seen, and names nobody as the cause.
+missing, calls stand half made and look the same.  And a rank that is alive and
+outside NCCL may wait for its device, which nothing shows.  Where a cause that
+is none of these names somebody in the same job, they stay as what was seen, and
+name nobody as the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.hosts import may_wait
 
 #: Reasons of sends and receives that are worked out, not seen.
 _GUESSES = frozenset(
@@ -27,16 +29,70 @@ def _is_guess(f: Finding) -> bool:
     )
 
 
+def _sure(f: Finding) -> set[Hashable]:
+    """Culprits that are shown not to come: ended, stopped, or busy with something else."""
+    sure: set[int] = set()
+    for status in f.details.get("missing_rank_status") or ():
+        alive = status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call")
+        main, syscall = status.get("main_thread"), status.get("syscall")
+        if status.get("pid") and (not alive or not may_wait(main, syscall)):
+            sure.add(status["pid"])
+    return {who for who in f.culprits if getattr(who, "pid", None) in sure}
+
+
+def _is_plain(f: Finding) -> bool:
+    """Whether it says only that ranks have not come."""
+    return f.hang_type in ("collective_missing_enter", "p2p_unmatched", "comm_ended_under_waiters")
+
+
+def _demote(f: Finding, cause: Finding) -> None:
+    f.role, f.culprits = "unknown", ()
+    f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
+
+
 def temper(findings: Iterable[Finding]) -> None:
-    """Take the blame out of guesses in jobs that have a cause which is none."""
-    causes = [f for f in findings if f.role == "root_cause" and f.state == "open"]
-    known: dict[str | None, Finding] = {}
-    for f in sorted(causes, key=lambda f: (f.since, f.id)):
-        if f.culprits and not _is_guess(f):
-            known.setdefault(f.job, f)
+    """Take the blame from what is less sure, job by job."""
+    jobs: dict[str | None, list[Finding]] = {}
+    for f in findings:
+        if f.role == "root_cause" and f.state == "open":
+            jobs.setdefault(f.job, []).append(f)
+    for causes in jobs.values():
+        causes.sort(key=lambda f: (f.since, f.id))
+        _guesses(causes)
+        _alive_beside_gone(causes)
+        _named_by_others(causes)
+
+
+def _guesses(causes: list[Finding]) -> None:
+    known = next((f for f in causes if f.culprits and not _is_guess(f)), None)
     for f in causes:
-        cause = known.get(f.job)
-        if cause is None or not _is_guess(f) or set(f.culprits) <= set(cause.culprits):
+        if known is not None and _is_guess(f) and not set(f.culprits) <= set(known.culprits):
+            _demote(f, known)
+
+
+def _alive_beside_gone(causes: list[Finding]) -> None:
+    """Who is gone or held up for sure is the cause, not who is alive and may wait."""
+    sure = {f.id: _sure(f) for f in causes if _is_plain(f)}
+    first = next((f for f in causes if sure.get(f.id)), None)
+    if first is None:
+        return
+    for f in causes:
+        if not f.culprits or f.id not in sure:
             continue
-        f.role, f.culprits = "unknown", ()
-        f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
+        if sure[f.id]:
+            f.culprits = tuple(who for who in f.culprits if who in sure[f.id])
+        else:
+            _demote(f, first)
+
+
+def _named_by_others(causes: list[Finding]) -> None:
+    """Of several that did not come, those that others miss for themselves."""
+    for f in causes:
+        if len(f.culprits) < 2 or not _is_plain(f) or f.role != "root_cause":
+            continue
+        for g in causes:
+            if g is f or g.role != "root_cause" or not g.culprits:
+                continue
+            if set(g.culprits) < set(f.culprits):
+                f.role, f.downstream_of, f.culprits = "downstream", g.id, g.culprits
+                break

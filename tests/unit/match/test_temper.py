@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.model import ProcessKey
 from nccluprobe.match.temper import temper
 
 
@@ -56,3 +57,40 @@ def test_what_was_seen_directly_is_no_guess() -> None:
     seen = finding("p2p_unmatched", "partner_gone_past", "observed", 5)
     temper([seen, cause])
     assert seen.role == "root_cause"
+
+
+def absence(*who: tuple[int, str, str | None], at: int = 1, comm: str = "a") -> Finding:
+    """Ranks that did not come: (pid, reason, main thread)."""
+    f = finding("collective_missing_enter", who[0][1], "observed", 0, since=at)
+    f.key = ("absence", comm, *who)
+    f.culprits = tuple(ProcessKey("boot", pid, 1) for pid, _, _ in who)
+    f.details["missing_rank_status"] = [
+        {"comm_rank": n, "pid": pid, "host": "node0", "reason": reason, "main_thread": main}
+        for n, (pid, reason, main) in enumerate(who)
+    ]
+    return f
+
+
+def pids(f: Finding) -> list[int]:
+    return [who.pid for who in f.culprits if isinstance(who, ProcessKey)]
+
+
+ALIVE, GONE = "rank_alive_but_not_entered", "rank_exit_or_crash_suspected"
+
+
+@pytest.mark.parametrize("sure", [(3, GONE, None), (3, ALIVE, "stopped")], ids=["gone", "stopped"])
+def test_who_may_wait_for_the_device_is_not_blamed_beside_who_is_gone(
+    sure: tuple[int, str, str | None],
+) -> None:
+    alive, both = absence((5, ALIVE, "running")), absence(sure, (6, ALIVE, "running"), comm="b")
+    temper([alive, both])
+    assert (alive.role, pids(alive)) == ("unknown", [])
+    assert (both.role, pids(both)) == ("root_cause", [3])
+
+
+def test_of_several_only_those_are_named_whom_others_miss_too() -> None:
+    several = absence(*((pid, ALIVE, "running") for pid in (3, 4, 5)))
+    one = absence((4, ALIVE, "running"), comm="b", at=2)
+    temper([several, one])
+    assert (several.role, several.downstream_of) == ("downstream", one.id)
+    assert (one.role, pids(one)) == ("root_cause", [4])
