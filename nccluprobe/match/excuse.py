@@ -68,7 +68,8 @@ class Excuses:
         All members made their newest call on it, the same one, and none has called
         anything since: it is the device that does not go on.
         """
-        left = [c.key for c in causes if c.kind == "rank"]
+        stay = {e.actor for w in self.graph.waits for e in w.absent if not self.graph.left(w, e)}
+        left = [c.key for c in causes if c.kind == "rank" and c.key in stay]
         found: list[Stall] = []
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if level_slot(comm) is None:
@@ -89,20 +90,22 @@ class Excuses:
         no one of them stands out.
         """
         found: list[Stall] = []
+        everyone = set(left)
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if comm.disagreement is not None or not comm.complete_view or not comm.closed:
                 continue
             at = [
                 e
                 for e in comm.members()
-                if e.actor in left
+                if e.actor in everyone
                 and e.entered == comm.closed
                 and _is_free(e)
                 and (e.done is None or e.done < e.entered)
             ]
-            if len(at) >= 2:
-                left = [a for a in left if all(e.actor != a for e in at)]
-                found.append(Stall(comm, tuple(at), tuple(e.actor for e in at)))
+            mine = tuple(e.actor for e in at if e.actor in left)
+            if len(at) >= 2 and mine:
+                left = [a for a in left if a not in mine]
+                found.append(Stall(comm, tuple(at), mine))
         return found
 
 

@@ -147,7 +147,7 @@ class P2P:
             ctx = context(comm)
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
-        stalls = self._run_devices(comms, context, known, disputed, orders)
+        stalls = self.run_devices(comms, context, known, disputed, orders)
         current += stalls.findings
         judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):
@@ -168,13 +168,13 @@ class P2P:
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)
 
-    def _run_devices(
+    def run_devices(
         self,
         comms: Mapping[CommKey, Communicator],
         context: Callable[[Communicator], Context],
         known: Sequence[Wait],
-        disputed: frozenset[CommKey],
-        orders: Sequence[Finding],
+        disputed: frozenset[CommKey] = frozenset(),
+        orders: Sequence[Finding] = (),
     ) -> Stalls:
         """What stands at the heads of streams, when somebody waits or is silent."""
         mine = [c for _, c in sorted(comms.items()) if not c.ambiguous]

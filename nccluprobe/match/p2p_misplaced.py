@@ -72,7 +72,7 @@ def _is_new(judge: Judge, unit: Unit, o: Open) -> bool:
 
 
 def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
-    """Whether its peer waits for nobody and has not called anything since: it did not come so far."""
+    """Whether its peer waits for nobody and has not called since: it did not come so far."""
     assert o.peer is not None
     p = o.peer.process
     if p.ended or o.peer.end is not None or judge.last(o.peer) >= unit.t:

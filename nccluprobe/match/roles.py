@@ -40,6 +40,7 @@ _STOPS = frozenset(
 )
 #: A rank with these reasons may have come, or is not seen: it is not blamed.
 _UNSURE = frozenset({"rank_not_observed", "probe_event_loss_possible"})
+_LOST = "probe_event_loss_possible"
 #: Reasons that a wait elsewhere explains.
 _EXPLAINED = frozenset({"rank_alive_but_not_entered", "rank_inside_other_call"})
 
@@ -59,7 +60,10 @@ def assign(
     graph = Graph(waits, now, silent_after, _explained(waits, findings), broken)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context)
-    return roles.run()
+    made = roles.run()
+    if all(f.role != "root_cause" for f in (*findings, *made)):
+        roles.name_unsure()
+    return made
 
 
 def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str]:
@@ -87,6 +91,12 @@ def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str
                 if who not in ended:
                     found.setdefault(who, f.id)
     return found
+
+
+def _not_all_lost(waits: list[tuple[Wait, Endpoint]]) -> bool:
+    """Whether an endpoint has lost fewer events than calls that it is waited for in."""
+    newest = max(max(e.last_t, e.process.last_call) for _, e in waits)
+    return (waits[0][1].process.lost_since(newest) or 0) < len(waits)
 
 
 class _Roles:
@@ -214,6 +224,37 @@ class _Roles:
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+
+    def name_unsure(self) -> None:
+        """Of ranks that may have come, as events of theirs were lost: the only one there is.
+
+        Nothing else explains that the others wait.  One that has lost fewer events
+        than calls that it is waited for in has not made all of them.
+        """
+        found: dict[Actor, list[tuple[Wait, Endpoint]]] = {}
+        for w in self.graph.waits:
+            if w.finding is None or w.finding.role != "unknown" or not w.finding.culprits:
+                continue
+            statuses = w.finding.details["missing_rank_status"]
+            lossy = {s["comm_rank"] for s in statuses if s["reason"] == _LOST}
+            for e in w.absent:
+                cause = Cause("rank", e.actor)
+                if cause not in self._own_end(e.actor) or e.guessed:
+                    continue
+                if e.comm_rank not in lossy:
+                    return  # another one that waits for nobody
+                found.setdefault(e.actor, []).append((w, e))
+        if len(found) > 1:
+            found = {a: ws for a, ws in found.items() if _not_all_lost(ws)}
+        if len(found) != 1:
+            return
+        (waits,) = found.values()
+        if len(waits) == 1 and waits[0][0].seq is None:
+            return  # a single send or receive may as well be one too many
+        for w, e in waits:
+            assert w.finding is not None
+            w.finding.role = "root_cause"
+            w.finding.culprits = (e.process.who,)
 
     def _own_end(self, actor: Actor) -> frozenset[Cause]:
         """The causes of an actor's own absence: itself, when it waits for nobody."""

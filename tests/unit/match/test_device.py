@@ -1,0 +1,160 @@
+"""What the devices can have done, and what it tells of who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import Run, analyze_job, cover
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+AR, SEND, RECV = "ncclAllReduce", "ncclSend", "ncclRecv"
+BIG, FEW = 1 << 24, 64
+
+
+def world(n: int, comms: int = 1, steps: int = 2) -> tuple[Job, list[list[Comm]]]:
+    """``n`` ranks on some communicators, which made a few calls on each."""
+    job = Job()
+    made = [job.world(n)]
+    for k in range(1, comms):
+        made.append([c.proc.comm(f"{0xAA + k:016x}", r, n) for r, c in enumerate(made[0])])
+    for step in range(steps):
+        for k, cs in enumerate(made):
+            for c in cs:
+                c.proc.call(c, AR, 1 + step + 0.1 * k, stream=0)
+    return job, made
+
+
+def post(c: Comm, api: str, peer: int, t: float, count: int = BIG) -> None:
+    c.proc.call(c, api, t, peer=peer, count=count, stream=0)
+
+
+def blamed(found: list[Finding]) -> set[int]:
+    return {
+        who["rank"]
+        for f in found
+        if f.role == "root_cause" and f.state == "open"
+        for who in f.named
+    }
+
+
+def kinds(found: list[Finding]) -> set[str]:
+    return {f.hang_type for f in found if f.role == "root_cause" and f.state == "open"}
+
+
+def stuck(job: Job) -> set[tuple[int, int]]:
+    """(rank, ordinal of the call on its communicator) at heads of streams that cannot end."""
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher = run.analysis.matcher
+    stalls = matcher.p2p.run_devices(matcher.comms, matcher._context, matcher.waits)
+    return {(s.endpoint.process.rank or 0, p.idx) for s in stalls.stalls for p in s.parts}
+
+
+def test_a_call_that_all_made_is_stuck_behind_an_open_send() -> None:
+    """Rank 1's send waits for rank 2, which waits for the collective behind it."""
+    job, (cs,) = world(3)
+    post(cs[1], SEND, 2, 5)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=0)
+    c = cs[0]
+    c.proc.call(c, AR, 7, stream=0)
+    cover(job.procs, 400)
+    assert stuck(job) == {(0, 2), (1, 2), (2, 2)}
+
+
+def test_a_small_send_holds_nothing() -> None:
+    job, (cs,) = world(3)
+    post(cs[1], SEND, 2, 5, FEW)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=0)
+    cs[0].proc.call(cs[0], AR, 7, stream=0)
+    cover(job.procs, 400)
+    assert stuck(job) == {(0, 3)}
+
+
+def test_calls_of_another_stream_go_on() -> None:
+    job, (cs,) = world(3)
+    post(cs[1], SEND, 2, 5)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=1)
+    cs[0].proc.call(cs[0], AR, 7, stream=1)
+    cover(job.procs, 400)
+    assert stuck(job) == {(0, 3), (1, 2)}
+
+
+@pytest.mark.parametrize("count", [FEW, BIG])
+def test_the_root_of_a_small_broadcast_waits_for_nobody(count: int) -> None:
+    job, (cs,) = world(3)
+    for c in cs[:2]:
+        c.proc.call(c, "ncclBroadcast", 5, count=count, root=0, op=None, stream=0)
+    cover(job.procs, 400)
+    assert stuck(job) == (set() if count == FEW else {(0, 2), (1, 2)})
+
+
+def test_who_made_one_call_more_than_most_is_named() -> None:
+    """What it queued behind the extra call holds up the others."""
+    job, (cs,) = world(3)
+    cs[1].proc.call(cs[1], AR, 5, stream=0)
+    for a, b in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        post(cs[a], SEND if a < b else RECV, b, 6 + 0.1 * min(a, b))
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == {1}, found
+    assert kinds(found) == {"skipped_or_extra_call"}
+
+
+def test_who_left_out_a_call_that_most_made_is_named() -> None:
+    job, (cs,) = world(3)
+    for c in (cs[0], cs[2]):
+        c.proc.call(c, AR, 5, stream=0)
+    for a, b in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        post(cs[a], SEND if a < b else RECV, b, 6 + 0.1 * min(a, b))
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == {1}, found
+    assert kinds(found) == {"collective_missing_enter"}
+
+
+def test_of_two_nobody_is_named() -> None:
+    job, (cs,) = world(2)
+    cs[1].proc.call(cs[1], AR, 5, stream=0)
+    post(cs[0], SEND, 1, 6)
+    post(cs[1], RECV, 0, 6)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == set()
+    assert kinds(found) == {"skipped_or_extra_call"}
+
+
+def test_a_rank_whose_work_is_held_up_elsewhere_is_no_cause() -> None:
+    """Rank 0 has not come to the last call of Y: its device is held by X, which lacks rank 2."""
+    job, (xs, ys) = world(3, comms=2)
+    for c in xs[:2]:
+        c.proc.call(c, AR, 5, stream=0)
+    ys[1].proc.call(ys[1], AR, 6, stream=0)
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == {2}
+
+
+def test_a_call_whose_group_has_not_ended_has_not_begun() -> None:
+    """Rank 2's receive is posted, and waits for rank 1, that is inside its group for rank 0."""
+    job = Job()
+    cs = job.world(3)
+    one = [(cs[1], SEND, {"peer": 2, "count": BIG}), (cs[1], RECV, {"peer": 0, "count": BIG})]
+    cs[1].proc.group(one, 5.0, state="inside")
+    post(cs[2], RECV, 1, 5)
+    cover(job.procs, 400)
+    assert stuck(job) >= {(2, 0), (1, 1)}
+
+
+def test_what_two_crossed_streams_hold_is_found_among_sends_and_calls() -> None:
+    """Both made both; the orders on one stream exclude each other."""
+    job, (cs,) = world(4)
+    post(cs[0], SEND, 1, 5)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=0)
+    post(cs[1], RECV, 0, 7)
+    cover(job.procs, 400)
+    assert kinds(analyze_job(job)) == {"p2p_order_inversion"}
