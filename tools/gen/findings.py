@@ -338,10 +338,11 @@ _RULES = (
     "comm_seq. One that the\nothers did not make is no fault; where the others wait instead, "
     "`details.explanation` tells of it. With older\nlibraries, when all of a process are known "
     "to be older, they are calls like all others.",
-    "Where the trace carries call sites, `details.sites` tells where the calls of the slot came "
-    "from, and\n`details.site_splits` the slots before in which ranks stood apart as never else. "
-    "When the greater part is absent and\nthose who wait stand where all others were a call "
-    "before, after such a slot, they made one call more:\nthat is the cause then.",
+    "Where the trace carries call sites (neither front takes them so far), `details.sites` tells "
+    "where the calls of\nthe slot came from, and `details.site_splits` the slots before in which "
+    "ranks stood apart as never else. When the\ngreater part is absent and those who wait stand "
+    "where all others were a call before, after such a slot, they made\none call more: that is "
+    "the cause then.",
     "## Initialisation",
     "For a new unique id only ranks of the new communicator are known. Those that did not come "
     "are not named as processes;\n`details.candidates` lists processes of the job that are "
