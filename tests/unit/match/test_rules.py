@@ -1,0 +1,41 @@
+"""Rules that no other test would miss."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Job
+
+AR = "ncclAllReduce"
+
+
+@pytest.mark.parametrize("how", ["abort", "destroy"])
+def test_an_abort_that_the_others_go_down_with_is_named(how: str) -> None:
+    """Peers notice an abort at once: nobody waits for long, and yet it was no orderly end."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:1] + comms[2:], 1, start=t)
+    comms[1].proc.comm_end(comms[1], t + 0.5, how)
+    for c in comms:
+        c.proc.cover(0.0, t + 1.0)
+        c.proc.end(t + 1.0, code=0 if c.proc.rank == 1 else 21)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    named = [c["rank"] for f in found for c in f.named]
+    assert named == ([1] if how == "abort" else [])
+
+
+def test_two_that_wait_for_each_other_outside_nccl_leave_both_possible() -> None:
+    job = Job()
+    xs = job.world(2)
+    ys = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(xs)]
+    t = steps(xs, 5)
+    t = steps(ys, 5, start=t)
+    xs[0].proc.call(xs[0], AR, t, stream=1)
+    ys[1].proc.call(ys[1], AR, t, stream=2)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert [c for f in found if f.role == "root_cause" for c in f.named] == []
+    said = [h for f in found for h in f.details.get("hypotheses", ())]
+    assert any("rank 0" in h and "went away" in h for h in said)
+    assert any("rank 1" in h and "went away" in h for h in said)
