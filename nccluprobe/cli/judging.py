@@ -110,6 +110,7 @@ class Session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         try:
+            writer.mark()
             while True:
                 now = time.monotonic()
                 if self.read():

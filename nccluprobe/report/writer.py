@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import errno
+import json
 import os
 import stat
 import sys
@@ -19,6 +20,7 @@ from nccluprobe.match.finding import Finding
 
 FINDINGS = "findings.jsonl"
 LOG = "analyzer.log"
+PID = "analyzer.pid"
 _LARGEST = 64 << 20
 
 
@@ -38,6 +40,7 @@ class FindingWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._failed = False
+        self._marked = False
         #: What the file says of each finding: an earlier analysis may have written it.
         self._last: dict[str, tuple[object, ...]] = _read_last(folder / FINDINGS)
         try:
@@ -81,10 +84,26 @@ class FindingWriter:
                     f"nccluprobe: findings are not written to {self.folder}: {error.strerror}\n"
                 )
 
+    def mark(self) -> None:
+        """Write ``analyzer.pid``, as long as this analysis follows a job."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(self.folder / PID, flags, 0o640)
+        except OSError as error:
+            self.log(f"{PID} is not written: {error.strerror}")
+            return
+        self._marked = True
+        self._put(fd, f"{os.getpid()}\n".encode())
+        os.close(fd)
+
     def close(self) -> None:
-        """Close both files."""
+        """Close both files; ``analyzer.pid`` goes."""
         os.close(self._findings)
         os.close(self._log)
+        if self._marked:
+            with contextlib.suppress(OSError):
+                if (self.folder / PID).read_text().strip() == str(os.getpid()):
+                    (self.folder / PID).unlink()
 
     def __enter__(self) -> FindingWriter:
         return self

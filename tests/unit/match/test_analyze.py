@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -125,6 +126,21 @@ def test_explain_of_no_such_finding(tmp_path: Path) -> None:
     done = run("explain", tmp_path, "nothing")
     assert done.returncode == 2
     assert f"there are: {found['id']}" in done.stderr
+
+
+def test_the_pid_of_who_follows_is_in_the_run_as_long_as_it_does(tmp_path: Path) -> None:
+    healthy().write(tmp_path)
+    file = tmp_path / "tracing/run/analyzer.pid"
+    with subprocess.Popen(
+        [*COMMAND, "analyze", str(tmp_path), "--follow"], cwd=REPO, stdout=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (file.exists() and file.read_text()):
+            time.sleep(0.05)
+        assert file.read_text() == f"{process.pid}\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert not file.exists()
 
 
 def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
