@@ -35,6 +35,10 @@ from nccluprobe.match.p2p_pair import At, Channel, is_unplaced
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
 
+#: About so many operations are run in a scan, and at least so many of each endpoint.
+_BUDGET = 1 << 15
+_LEAST = 6
+
 
 @dataclass
 class Lack:
@@ -101,6 +105,9 @@ class Device:
         self._message: dict[tuple[Channel, bool, int], Node] = {}
         self._meeting: dict[tuple[CommKey, int], Meeting] = {}
         self._death: dict[int, int] = {}
+        self._known: dict[tuple[int, int | None, frozenset[tuple[CommKey, int]]], Lack] = {}
+        ends = sum(len(c.endpoints) for c in self._comms.values())
+        most = max(_LEAST, _BUDGET // max(1, ends))
         nodes: dict[tuple[int, ...], Node] = {}
         nothing: dict[tuple[CommKey, int], list[Endpoint]] = {}
         for comm in self._comms.values():
@@ -110,18 +117,18 @@ class Device:
                     self._death[id(e)] = at
                 side = sides.get((e.info.source, e.info.id))
                 if side is not None and side.placed:
-                    parts_of_messages(comm, rank, side, size, nodes)
+                    parts_of_messages(comm, rank, side, size, nodes, most)
                 if e.slotted and comm.key not in disputed and rank not in comm.unwatched:
-                    parts_of_calls(comm, rank, e, table, nodes, nothing)
+                    parts_of_calls(comm, rank, e, table, nodes, nothing, most)
         self._streams: dict[Stream, deque[Node]] = {}
         for node in sorted(nodes.values(), key=lambda n: (n.t, n.idx)):
             for stream in node.streams:
                 self._streams.setdefault(stream, deque()).append(node)
             for part in node.parts:
                 self._register(part, node, table)
-        for at_slot, ends in nothing.items():
+        for at_slot, idle in nothing.items():
             if at_slot in self._meeting:
-                self._meeting[at_slot].absent += ends
+                self._meeting[at_slot].absent += idle
         for node in nodes.values():
             node.launched = not node.inside or all(self._posted(p) for p in node.parts)
         self._run()
@@ -247,24 +254,27 @@ class Device:
         if part.message is not None:
             return self._lacks_of_message(part)
         meeting = self._meeting[part.comm.key, part.slot]
-        found = Lack()
         if meeting.over_for(part.rank):
-            return found
-        found.gone = list(meeting.gone)
+            return Lack()
         needed = meeting.needed_by(part.rank)
+        mine = meeting.nodes[part.rank]
+        alike = frozenset((p.comm.key, p.slot) for p in mine.parts if p.message is None)
+        known = self._known.get((id(meeting), needed, alike))
+        if known is not None:
+            return known
+        found = self._known[id(meeting), needed, alike] = Lack(gone=list(meeting.gone))
         found.missing = [e for e in meeting.absent if needed is None or e.comm_rank == needed]
         for rank, node in meeting.nodes.items():
             if node.begun or node.done or needed not in (None, rank):
                 continue
-            if not self._held_alike(node, meeting.nodes[part.rank]):
+            if not self._held_alike(node, alike):
                 self._add_part(found, meeting.comm.endpoints[rank], node)
         return found
 
-    def _held_alike(self, node: Node, mine: Node) -> bool:
+    def _held_alike(self, node: Node, own: frozenset[tuple[CommKey, int]]) -> bool:
         """Whether a thread is inside a call for lack of those only whom this one lacks, too."""
         if node.launched or not node.at_head or node.dead:
             return False
-        own = {(p.comm.key, p.slot) for p in mine.parts if p.message is None}
         return all((p.comm.key, p.slot) in own or self._posted(p) for p in node.parts)
 
     @staticmethod
@@ -343,7 +353,13 @@ class Device:
                 lack = self.lacks(part)
                 if not lack:
                     continue
-                stall = of.setdefault(id(part.endpoint), Stall(part.endpoint, node, [], Lack()))
+                stall = of.get(id(part.endpoint))
+                if stall is None:
+                    of[id(part.endpoint)] = Stall(part.endpoint, node, [part], lack)
+                    continue
+                if len(stall.parts) == 1:
+                    first, stall.lack = stall.lack, Lack()
+                    stall.lack.add(first)
                 stall.parts.append(part)
                 stall.lack.add(lack)
             found += of.values()

@@ -195,9 +195,10 @@ def parts_of_messages(
     side: Side,
     size: Callable[[m.Int64], m.Int64],
     nodes: dict[tuple[int, ...], Node],
+    most: int,
 ) -> None:
-    """Add the newest sends and receives of an endpoint."""
-    rows = side.recent()
+    """Add the newest sends and receives of an endpoint, ``most`` of them."""
+    rows = side.recent()[-most:]
     sizes = size(rows[:, 1]).tolist()
     e = side.endpoint
     for row, n in zip(rows.tolist(), sizes, strict=True):
@@ -220,8 +221,12 @@ def parts_of_calls(
     table: SignatureTable,
     nodes: dict[tuple[int, ...], Node],
     nothing: dict[tuple[CommKey, int], list[Endpoint]],
+    most: int,
 ) -> None:
-    """Add the newest collectives of an endpoint; ``nothing``: slots that it passed with count 0."""
+    """Add the newest collectives of an endpoint, ``most`` of them.
+
+    ``nothing``: slots that it passed with count 0.
+    """
     tail = e.tail.rows()
     tail = tail[tail[:, ORD] < e.next_ord]
     if not len(tail):
@@ -230,7 +235,7 @@ def parts_of_calls(
     done, shift, last = e.done or 0, e.entered - e.next_ord, -1
     held = e.inside() is not None
     zeros = table.any_zero and comm.discards_zero
-    for row in tail[order].tolist():
+    for row in tail[order][:most].tolist():
         if row[ORD] == last:
             continue  # seen before, while it was inside
         last = row[ORD]

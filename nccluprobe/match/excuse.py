@@ -7,7 +7,7 @@ after such a call is perhaps no cause but one more victim.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nccluprobe.match.communicator import Communicator
@@ -80,10 +80,10 @@ class Excuses:
                 continue
             if all(_idle_since_then(e) and not self._waits(e.actor) for e in members):
                 left = [a for a in left if a not in mine]
-                found.append(Stall(comm, members, tuple(mine)))  # type: ignore[arg-type]
+                found.append(Stall(comm, members, tuple(mine)))
         return found + self._together(left)
 
-    def _together(self, left: list[Hashable]) -> list[Stall]:
+    def _together(self, left: list[Actor]) -> list[Stall]:
         """Several candidates whose newest call is one slot, which all have entered.
 
         Either it does not end on their devices, or all of them left at one point:

@@ -14,6 +14,7 @@ from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.completion import not_complete
 from nccluprobe.match.cycles import cycle_finding, hypotheses
+from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from nccluprobe.match import p2p_orders as make
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.device import Device, Stall
+from nccluprobe.match.device import Device, Lack, Stall
 from nccluprobe.match.device_ops import Part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
@@ -41,6 +41,8 @@ class Stalls:
     heads: dict[At, frozenset[int]] | None = None
     _behind: dict[Actor, set[Actor]] = field(default_factory=dict)
     _lacking: set[Actor] = field(default_factory=set)
+    _seen: set[tuple[int, int]] = field(default_factory=set)
+    _lacks: list[Lack] = field(default_factory=list)
 
     def note(self) -> None:
         """Index what the run left."""
@@ -135,6 +137,10 @@ class Stalls:
         known = {id(e) for e in (*w.absent, *w.held)}
         for part in parts:
             lack = self.device.lacks(part)
+            if (id(w), id(lack)) in self._seen:
+                continue
+            self._seen.add((id(w), id(lack)))
+            self._lacks.append(lack)  # an id stands for it as long as it lives
             for e in (*lack.missing, *lack.gone, *lack.held):
                 if id(e) not in known:
                     known.add(id(e))
