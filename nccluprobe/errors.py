@@ -45,7 +45,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
     ExitCode.NO_TRACE: "analyze: no readable trace in the folders given",
     ExitCode.CANARY_WRONG: "canary: a rank got a wrong result",
-    ExitCode.CANARY_FAILED: "canary: NCCL, the driver, the bootstrap or a deadline failed on a rank",
+    ExitCode.CANARY_FAILED: "canary: NCCL, driver, bootstrap or a deadline failed on a rank",
     ExitCode.CANARY_HELD: "canary --nproc: --hold ended ranks that still ran",
     ExitCode.INTERRUPTED: "ended by a second Ctrl-C, without cleaning up",
 }
