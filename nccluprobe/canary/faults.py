@@ -91,6 +91,8 @@ def parse(text: str, world: int) -> Fault:
     at = int(given.pop("at", DEFAULT_AT if kind.at else 0))
     for key, default in kind.values.items():
         given.setdefault(key, (rank + 1) % world if default is None else default)
+    if given.get("code", 0) > 255:
+        raise ArgumentError(f"--inject {text!r}: code={given['code']}: an exit code is 0 to 255")
     if world < kind.ranks:
         raise ArgumentError(
             f"--inject {text!r}: {name} needs {kind.ranks} ranks, there are {world}"

@@ -25,6 +25,8 @@ def _all_gather(backend: NcclBackend, data: bytes) -> bytes:
 
 def gather_values(backend: NcclBackend, values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Equally many values of each rank: an array (world, len(values))."""
+    if not len(values):  # NCCL has no call for it
+        return np.empty((backend.world, 0), np.int64)
     data = _all_gather(backend, values.astype("<i8").tobytes())
     return np.frombuffer(data, "<i8").reshape(backend.world, len(values)).astype(np.int64)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import sys
 import threading
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import TextIO
 
 from nccluprobe.canary.errors import ArgumentError
+
+logger = logging.getLogger("nccluprobe.canary")
 
 VARIABLE = "NCCLUPROBE_CANARY_LOG"
 
@@ -94,5 +97,10 @@ class SubmissionLog:
         stream = self._stream
         if stream is not None:
             # One write, flushed: a line is whole, and there before the call that may hang.
-            stream.write(line + "\n")
-            stream.flush()
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except OSError as error:
+                # A full disk is no reason to leave the other ranks waiting.
+                self._stream = None
+                logger.warning("%s: no more is written: %s", VARIABLE, error.strerror)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nccluprobe.canary.errors import ArgumentError
 from nccluprobe.canary.faults import Fault
 
 _LATE = "delayed_collective_enter"
@@ -83,16 +84,22 @@ def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dic
 
 
 def say(truth: Mapping[str, Any], path: Path | None) -> None:
-    """One write of one line, to `path` (appended) or standard output, before the fault."""
+    """One write of one line, to `path` (appended) or standard output, before the fault.
+
+    ArgumentError when the file cannot be written.
+    """
     line = (json.dumps(truth) + "\n").encode()
     if path is None:
         os.write(1, line)
         return
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, line)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ArgumentError(f"--truth: {path} cannot be written: {error.strerror}") from error
 
 
 def truths(lines: Iterable[str]) -> list[dict[str, Any]]:

@@ -84,7 +84,9 @@ def guarded(function: Callable[..., Any]) -> Callable[..., None]:
         try:
             code = function(*args, **kwargs)
         except NccluprobeError as error:
-            print(f"nccluprobe: {error}", file=sys.stderr)
+            # Names of files, hosts and processes in it may be anybody's.
+            text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+            print(f"nccluprobe: {text}", file=sys.stderr)
             code = error.code
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED

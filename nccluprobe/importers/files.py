@@ -52,7 +52,11 @@ def find(paths: Iterable[Path], kind: str | None) -> Found:
         if path.is_dir():
             _folder(path, kind, found)
             continue
-        size = path.stat().st_size if path.is_file() else 0
+        if not path.is_file():
+            # A pipe can be read once only, and may never end; a device may never say anything.
+            found.problems.append(f"{path}: it is no regular file; save what it gives to one")
+            continue
+        size = path.stat().st_size
         what = kind or kind_of(str(path)) or _by_name(path, size)
         if what is None and not path.name.endswith(".jsonl"):
             found.problems.append(f"{path}: {_UNKNOWN}")

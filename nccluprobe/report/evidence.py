@@ -64,6 +64,13 @@ class Wanted:
         into.append(line)
 
 
+def _sound(line: dict[str, Any]) -> bool:
+    """Whether what is counted and sorted by is numbers, as in any trace that is not broken."""
+    return all(
+        isinstance(line.get(key), int | None) for key in ("t", "ord", "comm", "mono", "unix")
+    )
+
+
 class Evidence:
     """All endpoints of one communicator; made from the lines of their traces.
 
@@ -103,7 +110,7 @@ class Evidence:
                 line = orjson.loads(raw)
             except orjson.JSONDecodeError:
                 continue
-            if not isinstance(line, dict):
+            if not isinstance(line, dict) or not _sound(line):
                 continue
             kind = line.get("kind")
             if kind in ("call", "enter"):

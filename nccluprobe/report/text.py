@@ -265,11 +265,14 @@ def _general_step(f: Finding) -> str | None:
 
 
 def wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
-    """A paragraph as lines of at most WIDTH characters; ``first``: indent of the first."""
+    """A paragraph as lines of at most WIDTH characters; ``first``: indent of the first.
+
+    Much of what is said comes from traces: nothing in it gets at the terminal.
+    """
     return textwrap.wrap(
-        text,
+        escape(text),
         WIDTH,
-        initial_indent=indent if first is None else first,
+        initial_indent=indent if first is None else escape(first),
         subsequent_indent=indent,
         break_on_hyphens=False,
     )

@@ -20,6 +20,7 @@ from nccluprobe.canary.truth import truths
 from nccluprobe.errors import ExitCode
 
 COMMAND = [sys.executable, "-m", "nccluprobe", "canary"]
+FULL = "/dev/full"
 SMALL = ("--sim", "--sizes", "8,4K", "--iters", "2")
 
 pytestmark = pytest.mark.timeout(90)
@@ -220,6 +221,13 @@ def test_serve_from_standard_input() -> None:
     assert "'walk': give run, run N or quit" in done.stderr
 
 
+def test_a_service_that_nobody_asks_for_anything() -> None:
+    done = run("--nproc", "2", *SMALL, "--ops", "all_reduce", "--serve", "--json", text="")
+    assert done.returncode == ExitCode.OK, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["steps"], found["checked"], found["arrival"]["calls"]) == (0, 0, 0)
+
+
 def test_serve_by_the_clock() -> None:
     began = time.monotonic()
     done = run(
@@ -276,6 +284,22 @@ def test_no_library_is_a_failure_in_one_line() -> None:
     done = run("--rank", "0", "--world", "1", "--nccl", "/nowhere/libnccl.so.2")
     assert done.returncode == ExitCode.CANARY_FAILED
     assert "/nowhere/libnccl.so.2" in one_line(done)
+
+
+def test_a_log_on_a_full_disk_keeps_no_rank_from_its_work() -> None:
+    done = run("--nproc", "2", *SMALL, "--ops", "all_gather", env={"NCCLUPROBE_CANARY_LOG": FULL})
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stderr.count("No space left") == 2
+
+
+@pytest.mark.parametrize("path", [FULL, "/nowhere/truth"])
+def test_a_truth_that_cannot_be_written_is_one_line(path: str) -> None:
+    done = run(
+        *("--nproc", "2", *SMALL, "--ops", "all_gather", "--hold", "2"),
+        *("--inject", "never:rank=1,at=0", "--truth", path),
+    )
+    assert f"--truth: {path} cannot be written" in done.stderr
+    assert "rank 1 (pid" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_peer_that_never_came_ends_the_others(started: list[Any]) -> None:

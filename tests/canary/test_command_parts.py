@@ -54,7 +54,7 @@ def test_further_values_and_their_defaults() -> None:
         "never:rank=1,at=1.5", "never:rank=1,at=-2", "never:rank=1,rank=2", "never:rank=1,s=2",
         "late:rank=1,s=nan", "late:rank=1,s=inf", "wrong_rank:rank=1,at=2",
         "wrong_rank:rank=1,as=1", "wrong_rank:rank=1,as=3", "unmatched_send:rank=0,peer=0",
-        "never:rank=1,at=99999999999", "never:1",
+        "never:rank=1,at=99999999999", "never:1", "exit:rank=1,code=256",
     ],
 )  # fmt: skip
 def test_a_text_that_makes_no_sense_is_one_clear_line(text: str) -> None:

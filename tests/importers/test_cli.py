@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,21 @@ def test_a_run_folder_is_read_as_before(tmp_path: Path) -> None:
     code, out, _ = analyze(run)
     assert code == ExitCode.OK
     assert "NCCL log" not in out
+
+
+@pytest.mark.parametrize("kind", [None, "ras", "fr", "nccl-log"])
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, kind: str | None) -> None:
+    pipe = tmp_path / "nccl_trace_rank_0"
+    os.mkfifo(pipe)
+    chosen = () if kind is None else ("--from", kind)
+    for path in (pipe, Path("/dev/zero")):
+        code, _, err = analyze(path, *chosen)
+        assert (code, "no regular file" in err) == (ExitCode.NO_TRACE, True)
+
+
+def test_a_name_of_a_file_does_nothing_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "x\x1b[2Jy"
+    path.write_text("nothing that is known")
+    code, _, err = analyze(path)
+    assert code == ExitCode.NO_TRACE
+    assert "\x1b" not in err and "x\\x1b[2Jy" in err

@@ -1,0 +1,79 @@
+"""Traces whose texts are made to do harm, shown by ``analyze`` and ``explain``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.analysis import cover, steps
+from support.tracegen import Job
+from typer.testing import CliRunner
+
+from nccluprobe.cli.main import build
+
+CODE = "\x1b[2Jx"
+
+
+def hung(how: str) -> Job:
+    """Rank 3 of 4 does not come to the call after 5 others."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for c in comms[:3]:
+        c.proc.enter(c, "ncclAllReduce", t)
+    if how == "ended":
+        cover(job.procs[:3], 400)
+        job.procs[3].comm_end(comms[3], t, "abort")
+        job.procs[3].end(3, how="signaled", signal=9)
+    elif how == "inside":
+        comms[3].proc.enter(comms[3], "ncclCommDestroy", t)
+        cover(job.procs, 400)
+    else:
+        cover(job.procs, 400, main="syscall", syscall="futex")
+    return job
+
+
+def shown(folder: Path) -> str:
+    """What ``analyze`` and ``explain`` print of a folder's traces."""
+    runner = CliRunner()
+    arguments = ["analyze", str(folder)]
+    text = runner.invoke(build(arguments), arguments, catch_exceptions=False).output
+    written = folder / "tracing" / "run" / "findings.jsonl"
+    for finding in map(json.loads, written.read_text().splitlines()):
+        arguments = ["explain", str(folder), finding["id"]]
+        text += runner.invoke(build(arguments), arguments, catch_exceptions=False).output
+    return text
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "field"),
+    [
+        ("outside", "comm", "hash"),
+        ("outside", "coverage", "syscall"),
+        ("outside", "enter", "datatype"),
+        ("outside", "enter", "op"),
+        ("outside", "call", "rc"),
+        ("outside", "call", "t"),
+        ("outside", "enter", "t"),
+        ("inside", "enter", "api"),
+        ("ended", "comm_end", "how"),
+        ("ended", "process_end", "how"),
+        ("ended", "process", "host"),
+    ],
+)
+def test_no_text_of_a_trace_gets_at_the_terminal(
+    tmp_path: Path, how: str, kind: str, field: str
+) -> None:
+    folder = tmp_path / "tracing" / "run"
+    folder.mkdir(parents=True)
+    for p in hung(how).procs:
+        lines: list[dict[str, Any]] = [
+            line | {field: CODE} if line["kind"] == kind else line for line in p.output()
+        ]
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        (folder / f"{p.name}.jsonl").write_text(text)
+    text = shown(tmp_path)
+    assert "Coverage:" in text
+    assert "\x1b" not in text
