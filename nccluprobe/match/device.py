@@ -28,6 +28,7 @@ from nccluprobe.match.device_ops import (
     parts_of_calls,
     parts_of_messages,
 )
+from nccluprobe.match.device_ran import ran
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import components
@@ -107,7 +108,9 @@ class Device:
         self._death: dict[int, int] = {}
         self._known: dict[tuple[int, int | None, frozenset[tuple[CommKey, int]]], Lack] = {}
         ends = sum(len(c.endpoints) for c in self._comms.values())
-        most = max(_LEAST, _BUDGET // max(1, ends))
+        past = ran(self._comms.values(), sides, size, faults, table, disputed)
+        all_left = past.left is not None and past.left <= _BUDGET
+        most = _BUDGET if all_left else max(_LEAST, _BUDGET // max(1, ends))
         nodes: dict[tuple[int, ...], Node] = {}
         nothing: dict[tuple[CommKey, int], list[Endpoint]] = {}
         for comm in self._comms.values():
@@ -117,9 +120,9 @@ class Device:
                     self._death[id(e)] = at
                 side = sides.get((e.info.source, e.info.id))
                 if side is not None and side.placed:
-                    parts_of_messages(comm, rank, side, size, nodes, most)
+                    parts_of_messages(comm, rank, side, size, nodes, most, past)
                 if e.slotted and comm.key not in disputed and rank not in comm.unwatched:
-                    parts_of_calls(comm, rank, e, table, nodes, nothing, most)
+                    parts_of_calls(comm, rank, e, table, nodes, nothing, most, past)
         self._streams: dict[Stream, deque[Node]] = {}
         for node in sorted(nodes.values(), key=lambda n: (n.t, n.idx)):
             for stream in node.streams:

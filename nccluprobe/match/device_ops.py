@@ -13,6 +13,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.p2p_pair import Channel, size_of
+from nccluprobe.match.p2p_queue import IDX as P2P_IDX
 from nccluprobe.match.p2p_queue import Op, Side
 from nccluprobe.match.process import Who
 from nccluprobe.match.signature import SignatureTable
@@ -21,6 +22,8 @@ from nccluprobe.match.tail import GROUP, IDX, ORD, RC, RC_INSIDE, SIG, STREAM, T
 
 #: A message of so many bytes is surely buffered, unless too many are before it.
 SMALL = 64 << 10
+#: Nothing is left.
+NEVER = int(np.iinfo(np.int64).max)
 #: A stream of a process.
 Stream = tuple[Who, int]
 #: Rooted collectives in which the data goes out from the root, and comes in to it.
@@ -73,6 +76,18 @@ class Node:
     def at_head(self) -> bool:
         """Whether nothing is before it."""
         return self.heads == len(self.streams)
+
+
+@dataclass
+class Ran:
+    """What has ended: nothing, unless it says so."""
+
+    #: id of an endpoint -> its calls with an ``ord`` below this have ended
+    calls: dict[int, int] = field(default_factory=dict)
+    #: id of a side -> its operations with a ``call_idx`` below this have ended
+    messages: dict[int, int] = field(default_factory=dict)
+    #: How many have not; None: not looked at.
+    left: int | None = None
 
 
 @dataclass(eq=False)
@@ -196,9 +211,14 @@ def parts_of_messages(
     size: Callable[[m.Int64], m.Int64],
     nodes: dict[tuple[int, ...], Node],
     most: int,
+    past: Ran,
 ) -> None:
-    """Add the newest sends and receives of an endpoint, ``most`` of them."""
+    """Add the newest sends and receives of an endpoint that are left, ``most`` of them."""
+    since = past.messages.get(id(side), 0)
+    if since == NEVER:
+        return
     rows = side.recent()[-most:]
+    rows = rows[rows[:, P2P_IDX] >= since]
     sizes = size(rows[:, 1]).tolist()
     e = side.endpoint
     for row, n in zip(rows.tolist(), sizes, strict=True):
@@ -222,13 +242,17 @@ def parts_of_calls(
     nodes: dict[tuple[int, ...], Node],
     nothing: dict[tuple[CommKey, int], list[Endpoint]],
     most: int,
+    past: Ran,
 ) -> None:
-    """Add the newest collectives of an endpoint, ``most`` of them.
+    """Add the newest collectives of an endpoint that are left, ``most`` of them.
 
     ``nothing``: slots that it passed with count 0.
     """
+    since = past.calls.get(id(e), 0)
+    if since == NEVER:
+        return
     tail = e.tail.rows()
-    tail = tail[tail[:, ORD] < e.next_ord]
+    tail = tail[(tail[:, ORD] < e.next_ord) & (tail[:, ORD] >= since)]
     if not len(tail):
         return
     order = np.argsort(tail[:, ORD], kind="stable")[::-1]

@@ -166,6 +166,11 @@ class Side:
         return op.ord in self._inside.get((bool(op.send), op.peer), ())
 
     @property
+    def inside_any(self) -> bool:
+        """Whether the call of any operation has not returned."""
+        return bool(self._inside)
+
+    @property
     def hole(self) -> bool:
         """Whether an operation is known by those after it only."""
         return any(
