@@ -215,8 +215,9 @@ class Judge:
             reason = "rank_ended_communicator" if first else end_reason(p)
             if self._lost_before_end(e, unit, ended):
                 return _Peer(e, "probe_event_loss_possible", until - since, loss=True)
-            proof = until - max(ended, unit.t) > grace
-            return _Peer(e, reason, until - max(ended, unit.t), proof=proof)
+            if until - max(ended, unit.t) > grace:
+                return _Peer(e, reason, until - max(ended, unit.t), proof=True)
+            until = min(until, ended)  # it went down with who waits for it, and was there till then
         if is_silent(p, self.ctx.now, opt.silent_after) or (p.end is not None and not p.ended):
             return _Peer(e, "rank_not_observed", until - since, silent=True)
         quiet = min(until, p.through) - since

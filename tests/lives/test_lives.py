@@ -27,13 +27,7 @@ NOT_YET_HUNG: dict[str, str] = {}
 #: Without the state of the hosts.
 NOT_YET_BLIND: dict[str, str] = {}
 #: When all ranks were killed before anybody looked.
-NOT_YET_KILLED: dict[str, str] = {
-    "two_rank_all_reduce_as_send_and_receive": "a peer killed with its waiters was alive till then",
-    "small_sends_that_are_received_late": "a peer killed with its waiters was alive till then",
-    "pipeline_1f1b": "a peer killed with its waiters was alive till then",
-    "pipeline_interleaved": "a peer killed with its waiters was alive till then",
-    "uneven_all_to_all": "a peer killed with its waiters was alive till then",
-}
+NOT_YET_KILLED: dict[str, str] = {}
 
 
 def marked(not_yet: dict[str, str]) -> list[Any]:
