@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
-from nccluprobe.canary.errors import LibraryError, NcclError
+from nccluprobe.canary.errors import BootstrapError, LibraryError, NcclError
 from nccluprobe.nccl.enums import IN_PROGRESS, RESULTS, SUCCESS
 
 UNIQUE_ID_BYTES = 128
@@ -195,6 +195,11 @@ class Nccl:
 
     def init_rank(self, world: int, unique: bytes, rank: int, config: Config | None = None) -> int:
         """ncclCommInitRankConfig, or ncclCommInitRank without a config: the communicator."""
+        if len(unique) != ctypes.sizeof(UniqueId):  # what rank 0 sent over the network
+            raise BootstrapError(
+                f"the unique id has {len(unique)} bytes, not {ctypes.sizeof(UniqueId)}: "
+                "rank 0 is another program"
+            )
         identity = UniqueId.from_buffer_copy(unique)
         comm = _ptr()
         if config is None:

@@ -104,7 +104,14 @@ def _default_out(found: Found) -> Path:
     if not folder.is_dir():
         return folder.parent
     runs = folder / "tracing" if (folder / "tracing").is_dir() else folder
-    inside = [p for p in runs.iterdir() if p.is_dir() and not p.is_symlink()]
+    try:
+        inside = [p for p in runs.iterdir() if p.is_dir() and not p.is_symlink()]
+    except OSError as error:
+        raise NccluprobeError(
+            f"{runs} cannot be read: {error.strerror}; traces belong to who runs the traced "
+            "processes, others need sudo",
+            ExitCode.NO_TRACE,
+        ) from error
     if len(inside) == 1 and not any(runs.glob("*.jsonl")):
         return inside[0]
     return runs

@@ -76,7 +76,8 @@ class FindingWriter:
     def _put(self, fd: int, data: bytes) -> None:
         """A full disk must not keep the verdict from being shown."""
         try:
-            os.write(fd, data)
+            while data:  # a disk that is nearly full takes a part
+                data = data[os.write(fd, data) :]
         except OSError as error:
             if not self._failed:
                 self._failed = True

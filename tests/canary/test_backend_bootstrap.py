@@ -15,6 +15,8 @@ import pytest
 
 from nccluprobe.canary import ArgumentError, BootstrapError, bootstrap
 from nccluprobe.canary.launch import Launch, first_node, from_environment, parse_address
+from nccluprobe.canary.libraries import simulated
+from nccluprobe.canary.nccl import Nccl
 
 from .ranks import free_port
 
@@ -192,6 +194,13 @@ def test_a_wrong_peer_and_a_short_read(answer: bytes, said: str) -> None:
     port = fake_server(lambda peer: peer.sendall(answer))
     with pytest.raises(BootstrapError, match=said):
         bootstrap.exchange(1, 2, lambda: ID, (HOST, port), 5.0)
+
+
+@pytest.mark.parametrize("sent", [b"", ID[:5], ID + b"x"])
+def test_an_id_that_is_none(sent: bytes) -> None:
+    nccl, _ = simulated()
+    with pytest.raises(BootstrapError, match="rank 0 is another program"):
+        Nccl(nccl).init_rank(2, sent, 1)
 
 
 def test_retries_until_the_timeout_with_a_log_that_thins_out(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.analysis import cover, steps
+from support.analysis import analyze_job, cover, steps
 from support.tracegen import Job
 from typer.testing import CliRunner
 
 from nccluprobe.cli.main import build
+from nccluprobe.errors import ExitCode
+from nccluprobe.report.writer import FindingWriter
 
 CODE = "\x1b[2Jx"
 
@@ -77,3 +82,40 @@ def test_no_text_of_a_trace_gets_at_the_terminal(
     text = shown(tmp_path)
     assert "Coverage:" in text
     assert "\x1b" not in text
+
+
+def test_traces_of_somebody_else_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    (tmp_path / "tracing").mkdir()
+    arguments = ["analyze", str(tmp_path)]
+    app = build(arguments)
+    monkeypatch.setattr(Path, "iterdir", refused)
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == ExitCode.NO_TRACE
+    (line,) = result.stderr.splitlines()
+    assert "cannot be read: Permission denied" in line
+
+
+def test_a_disk_that_takes_a_part_of_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write, room = os.write, [100]
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        part = bytes(data[: room[0]])
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= len(part)
+        return write(fd, part)
+
+    findings = analyze_job(hung("outside"))
+    with FindingWriter(tmp_path) as writer:
+        monkeypatch.setattr(os, "write", nearly_full)
+        writer.write(findings)
+        monkeypatch.undo()
+    assert (tmp_path / "findings.jsonl").stat().st_size == 100
+    assert "No space left" in capsys.readouterr().err
