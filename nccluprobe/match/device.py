@@ -39,6 +39,8 @@ from nccluprobe.match.signature import SignatureTable
 #: About so many operations are run in a scan, and at least so many of each endpoint.
 _BUDGET = 1 << 15
 _LEAST = 6
+#: Up to so many are all run, when the others are known to have ended.
+_MOST_LEFT = 1 << 16
 
 
 @dataclass
@@ -109,8 +111,8 @@ class Device:
         self._known: dict[tuple[int, int | None, frozenset[tuple[CommKey, int]]], Lack] = {}
         ends = sum(len(c.endpoints) for c in self._comms.values())
         past = ran(self._comms.values(), sides, size, faults, table, disputed)
-        all_left = past.left is not None and past.left <= _BUDGET
-        most = _BUDGET if all_left else max(_LEAST, _BUDGET // max(1, ends))
+        all_left = past.left is not None and past.left <= _MOST_LEFT
+        most = _MOST_LEFT if all_left else max(_LEAST, _BUDGET // max(1, ends))
         nodes: dict[tuple[int, ...], Node] = {}
         nothing: dict[tuple[CommKey, int], list[Endpoint]] = {}
         for comm in self._comms.values():

@@ -250,8 +250,8 @@ def _messages(
         side = ends.sides[at]
         if side is None or not (side.queued or side.inside_any):
             continue
-        first, last = np.searchsorted(end, at), np.searchsorted(end, at, side="right")
-        for i in range(int(first), int(last)):
+        low, high = np.searchsorted(end, at), np.searchsorted(end, at, side="right")
+        for i in range(int(low), int(high)):
             op = q.Op(*rows[i].tolist())
             keep[i] &= not side.is_pending(op)
             inside[i] = side.is_inside(op)
@@ -279,10 +279,10 @@ def _messages(
         lanes = {
             (int(comm[i]), int(src[i]), int(dst[i])): int(lane[i]) for i in first_of_lane.tolist()
         }
-        for channel, (order, _) in faults.items():
+        for channel, (since, _) in faults.items():
             hit = lanes.get((known.get(channel.comm, -1), channel.src, channel.dst))
             if hit is not None:
-                wrong = (lane == hit) & (rows[:, q.ORD] >= order)
+                wrong = (lane == hit) & (rows[:, q.ORD] >= since)
                 blocked[meeting[wrong]] = True
                 free &= ~wrong
     return _Parts(

@@ -13,6 +13,14 @@ Bools = NDArray[np.bool_]
 _ROUNDS = 3000
 
 
+def _distinct(numbers: Ints) -> Ints:
+    """Each number once; many times faster here than ``np.unique``, which hashes."""
+    ordered = np.sort(numbers)
+    return ordered[
+        np.concatenate((np.ones(len(ordered[:1]), np.bool_), ordered[1:] != ordered[:-1]))
+    ]
+
+
 class Lists:
     """Lists of numbers, one after the other."""
 
@@ -62,7 +70,7 @@ class Rounds:
         heads = self.queues.value[at]
         for _ in range(_ROUNDS):
             np.subtract.at(need, heads, 1)
-            new = np.unique(heads[(need[heads] == 0) & ~self.barred[heads]])
+            new = _distinct(heads[(need[heads] == 0) & ~self.barred[heads]])
             new = new[begin[new] <= self.limit[new]]
             if not len(new):
                 break
@@ -71,11 +79,11 @@ class Rounds:
             meetings = self.meeting[mine]
             np.subtract.at(missing, meetings, 1)
             np.maximum.at(met, meetings, np.repeat(begin[new], count))
-            full = np.unique(meetings[missing[meetings] == 0])
+            full = _distinct(meetings[missing[meetings] == 0])
             came, _ = self.members.of(full)
             came = came[~self.free[came]]
             np.subtract.at(lacks, self.node[came], 1)
-            ready = np.unique(np.concatenate((new, self.node[came])))
+            ready = _distinct(np.concatenate((new, self.node[came])))
             ready = ready[begun[ready] & (lacks[ready] <= 0)]
             theirs, count = self.parts.of(ready)
             until = np.where(self.free[theirs], 0, met[self.meeting[theirs]])
