@@ -16,9 +16,10 @@ _ROUNDS = 3000
 def _distinct(numbers: Ints) -> Ints:
     """Each number once; many times faster here than ``np.unique``, which hashes."""
     ordered = np.sort(numbers)
-    return ordered[
-        np.concatenate((np.ones(len(ordered[:1]), np.bool_), ordered[1:] != ordered[:-1]))
-    ]
+    new = np.ones(len(ordered), np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    found: Ints = ordered[new]
+    return found
 
 
 class Lists:

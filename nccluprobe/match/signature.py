@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from nccluprobe.nccl.layout.model import SEQ_NAMES
 CUSTOM_OP = "custom"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Signature:
     """What all ranks must agree on.  ``api`` is the canonical full name."""
 
@@ -41,6 +42,9 @@ LOST = Signature("lost")
 
 #: More call sites than a program has: beyond that they are no call sites.
 _MOST_SITES = 1 << 20
+
+#: So many calls are remembered as the trace writes them, before all are forgotten.
+_MOST_CACHED = 1 << 16
 
 #: Functions that NCCL counts (``seqNumber[]``) -> index of their counter.
 COUNTED = {f"nccl{name}": at for at, name in enumerate(SEQ_NAMES)}
@@ -82,8 +86,8 @@ class SignatureTable:
         self._by_call: dict[tuple[object, ...], int] = {}
         self._zero: set[int] = set()
         self._shapes: dict[Signature, int] = {LOST: 0}
-        self._shape_of: list[int] = [0]
-        self._function_of: list[int] = [UNSEEN]
+        self._shape_of = array("i", [0])
+        self._function_of = array("i", [UNSEEN])
         self._arrays: tuple[Int32, Int32] | None = None
         self.sites = SiteNames()
 
@@ -109,6 +113,8 @@ class SignatureTable:
             raise TypeError("an argument has the wrong type")
         known = BY_NAME.get(api)
         made = self.intern(Signature(known.canonical if known else api, count, datatype, op, root))
+        if len(self._by_call) >= _MOST_CACHED:
+            self._by_call.clear()  # a job whose counts hardly ever come again
         self._by_call[key] = made
         return made
 
@@ -120,7 +126,7 @@ class SignatureTable:
             self._all.append(signature)
             if signature.count == 0:
                 self._zero.add(found)
-            shape = replace(signature, op=None)
+            shape = signature if signature.op is None else replace(signature, op=None)
             self._shape_of.append(self._shapes.setdefault(shape, len(self._shapes)))
             counted = COUNTED.get(signature.api, UNCOUNTED)
             self._function_of.append(UNCOUNTED if signature.count == 0 else counted)
