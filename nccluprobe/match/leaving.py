@@ -102,10 +102,13 @@ def _why(e: Endpoint) -> str:
 
 
 def _orderly(e: Endpoint) -> bool:
-    """Whether it left as one does at the end of a job."""
+    """Whether it left as one does at the end of a job, and was not told to in mid-call."""
     if left_at(e) is None or ended_abruptly(e.process):
         return False
-    return e.end is None or e.end.how in _ORDERLY
+    if e.end is not None:
+        return e.end.how in _ORDERLY
+    end = e.process.end
+    return end is not None and not end.signal and not end.in_flight and not e.process.cut
 
 
 def _judged(w: Wait, f: Finding) -> bool:

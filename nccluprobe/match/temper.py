@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import may_wait
+from nccluprobe.match.options import SECOND
 
 #: Reasons of sends and receives that are worked out, not seen.
 _GUESSES = frozenset(
@@ -40,6 +41,20 @@ def _sure(f: Finding) -> set[Hashable]:
     return {who for who in f.culprits if getattr(who, "pid", None) in sure}
 
 
+#: Calls that cannot be one: whatever comes after them may stand still.
+_DIFFERENCES = frozenset(
+    {
+        "collective_mismatch",
+        "skipped_or_extra_call",
+        "p2p_mismatch",
+        "p2p_order_inversion",
+        "cross_comm_order_inversion",
+    }
+)
+#: A difference explains a wait that began so much later at most: hosts run ahead.
+_AFTER = 60 * SECOND
+
+
 def _is_plain(f: Finding) -> bool:
     """Whether it says only that ranks have not come."""
     return f.hang_type in ("collective_missing_enter", "p2p_unmatched", "comm_ended_under_waiters")
@@ -60,7 +75,9 @@ def temper(findings: Iterable[Finding]) -> None:
         causes.sort(key=lambda f: (f.since, f.id))
         _guesses(causes)
         _alive_beside_gone(causes)
+        _alive_beside_difference(causes)
         _named_by_others(causes)
+        _nameless(causes)
 
 
 def _guesses(causes: list[Finding]) -> None:
@@ -83,6 +100,41 @@ def _alive_beside_gone(causes: list[Finding]) -> None:
             f.culprits = tuple(who for who in f.culprits if who in sure[f.id])
         else:
             _demote(f, first)
+
+
+def _alive_beside_difference(causes: list[Finding]) -> None:
+    """Who may wait for the device is no cause beside calls that keep devices from going on."""
+    differences = [f for f in causes if f.hang_type in _DIFFERENCES and _is_fact(f)]
+    for f in causes:
+        if not _is_plain(f) or not f.culprits or f.role != "root_cause" or _sure(f):
+            continue
+        # On one communicator the slots tell: who is missing before the difference is missing.
+        near = [
+            g
+            for g in differences
+            if abs(f.since - g.since) <= _AFTER and g.comm_uid_hash != f.comm_uid_hash
+        ]
+        if near and not set(f.culprits) <= set(near[0].culprits):
+            _demote(f, near[0])
+
+
+def _is_fact(f: Finding) -> bool:
+    if f.hang_type == "p2p_order_inversion":
+        return f.details.get("confidence") == "observed"
+    return not _is_guess(f)
+
+
+def _nameless(causes: list[Finding]) -> None:
+    """What only stands still, beside a cause that names somebody, is no cause of its own."""
+    named = next((f for f in causes if f.role == "root_cause" and f.culprits), None)
+    for f in causes:
+        if named is None or f.culprits or f.role != "root_cause":
+            continue
+        inferred = f.details.get("confidence") != "observed"
+        if f.hang_type == "collective_all_ranks_stuck" or (
+            f.hang_type == "p2p_order_inversion" and inferred
+        ):
+            _demote(f, named)
 
 
 def _named_by_others(causes: list[Finding]) -> None:

@@ -123,6 +123,7 @@ def sentence(f: Finding) -> str:
         call += f" ({escape(d['comm_name'])})"
     statuses = d.get("missing_rank_status") or []
     entered = d.get("entered_comm_ranks") or []
+    undecided = "Waiting, and the cause is not decidable: " if d.get("idle") else ""
     by_calls = d.get("evidence") != "inspect"
     if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
@@ -138,8 +139,9 @@ def sentence(f: Finding) -> str:
             they = "it waits" if len(ranks) == 1 else "they wait"
             also = f"; {_ranks(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
-        return (
-            f"{who[:1].upper()}{who[1:]} did not enter {call}: {_ranks(entered)} {verb} in it "
+        who = who if undecided else f"{who[:1].upper()}{who[1:]}"
+        return undecided + (
+            f"{who} did not enter {call}: {_ranks(entered)} {verb} in it "
             f"for {_ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
@@ -150,6 +152,10 @@ def sentence(f: Finding) -> str:
 
 def _details(f: Finding) -> Iterable[str]:
     d = f.details
+    if f.role == "root_cause" and f.named:
+        shown = ", ".join(_named(who) for who in f.named[:_FOLD])
+        more = "" if len(f.named) <= _FOLD else f" and {len(f.named) - _FOLD} more"
+        yield f"to blame: {shown}{more}"
     if where := _where(f):
         yield where
     for status in (d.get("missing_rank_status") or [])[:_FOLD]:
@@ -180,6 +186,11 @@ def _details(f: Finding) -> Iterable[str]:
         f"how sure: {sure}{f' ({reasons})' if reasons else ''}; role "
         f"{f.role.replace('_', ' ')}; severity {f.severity}"
     )
+
+
+def _named(who: dict[str, Any]) -> str:
+    rank = "a process" if who["rank"] is None else f"rank {who['rank']} of the job"
+    return rank + (f" (pid {who['pid']} on {escape(who['host'])})" if who["pid"] else "")
 
 
 def _where(f: Finding) -> str | None:
@@ -227,8 +238,8 @@ def _next_step(f: Finding) -> str | None:
     known = _blamed(f, statuses) or [s for s in statuses if s.get("pid") is not None]
     # Of several ranks the one that the finding is about, not one that waits itself.
     where = next((s for s in known if s.get("reason") == reason), None) or next(iter(known), None)
-    if where is None and f.named and f.role == "root_cause":
-        where = f.named[0]
+    if f.named and f.role == "root_cause" and not _blamed(f, statuses):
+        where = f.named[0]  # the statuses are those of others
     if where is None or not where.get("pid"):  # 0: a source that does not tell
         return _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))

@@ -94,3 +94,41 @@ def test_of_several_only_those_are_named_whom_others_miss_too() -> None:
     temper([several, one])
     assert (several.role, several.downstream_of) == ("downstream", one.id)
     assert (one.role, pids(one)) == ("root_cause", [4])
+
+
+@pytest.mark.parametrize(("later", "blamed"), [(10, []), (600, [4])])
+def test_who_may_wait_is_not_blamed_beside_calls_that_cannot_be_one(
+    later: int, blamed: list[int]
+) -> None:
+    """Unless they are long past, and the job went on."""
+    second = 1_000_000_000
+    difference = finding("collective_mismatch", "arguments_differ", "observed", 1, since=second)
+    difference.comm_uid_hash = "00000000000000aa"
+    alive = absence((4, ALIVE, "running"), at=(1 + later) * second)
+    temper([difference, alive])
+    assert difference.role == "root_cause"
+    assert pids(alive) == blamed
+
+
+def test_who_is_gone_is_blamed_beside_calls_that_cannot_be_one() -> None:
+    difference = finding("collective_mismatch", "arguments_differ", "observed", 1)
+    gone = absence((4, GONE, None))
+    temper([difference, gone])
+    assert (gone.role, pids(gone)) == ("root_cause", [4])
+
+
+def test_what_only_stands_still_is_no_cause_beside_one_that_names_somebody() -> None:
+    stuck = finding("collective_all_ranks_stuck", "all_inside", "inferred", 1)
+    stuck.culprits = ()
+    temper([stuck])
+    assert stuck.role == "root_cause"
+    temper([stuck, finding("collective_missing_exit", "not_complete_here", "inferred", 2)])
+    assert stuck.role == "unknown"
+
+
+def test_a_rank_missing_before_a_difference_on_its_own_communicator_is_named() -> None:
+    difference = finding("collective_mismatch", "arguments_differ", "observed", 1)
+    alive = absence((4, ALIVE, "running"))
+    difference.comm_uid_hash = alive.comm_uid_hash = "00000000000000aa"
+    temper([difference, alive])
+    assert pids(alive) == [4]
