@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -301,6 +302,10 @@ def _mono() -> int:
 
 
 def _begun(path: str) -> bool:
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        return preload_layout.ready(file.read(8))
+    with contextlib.suppress(OSError):
+        # Not blocking: a FIFO of that name would hold the collector for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return preload_layout.ready(file.read(8))
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,21 @@ def test_a_file_that_is_not_finished_is_tried_on(
     tried, said = attempts(tmp_path, monkeypatch, magic_comes=False)
     assert tried > 5
     assert said == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["fifo", "link", "folder"])
+def test_what_is_no_file_is_left_alone_and_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / NAME
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    said: list[str] = []
+    source = PreloadSource(tmp_path, say=said.append)
+    for i in range(40):
+        source.poll(1_000_000_000 + i * 100_000_000)
+    assert len(said) == (1 if what == "fifo" else 0)
+    source.close()
