@@ -156,9 +156,9 @@ def show(fresh: list[dict[str, Any]], every: list[dict[str, Any]]) -> None:
     from nccluprobe.inspect.groups import groups
 
     for line in fresh:
-        print("\n".join(text.process(line)))
+        print("\n".join(map(text.escape, text.process(line))))
     found = groups(every)
     if found and fresh:
         print()
     for group in found:
-        print("\n".join(text.group(group)))
+        print("\n".join(map(text.escape, text.group(group))))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.analysis import analyze_job, cover, steps
+from support.looks import comm, look
 from support.tracegen import Job
 from typer.testing import CliRunner
 
@@ -119,3 +120,17 @@ def test_a_disk_that_takes_a_part_of_a_finding(
         monkeypatch.undo()
     assert (tmp_path / "findings.jsonl").stat().st_size == 100
     assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["rank", "syscall", "main", "hash"])
+def test_no_text_of_a_look_gets_at_the_terminal(tmp_path: Path, field: str) -> None:
+    lines = []
+    for r in range(3):
+        line = look(r, 10, [comm("00000000000000ff", r, 3, AllReduce=9 - (r == 2))])
+        (line["comms"][0] if field == "hash" else line)[field] = CODE
+        lines.append(json.dumps(line, separators=(",", ":")))
+    (tmp_path / "1.jsonl").write_text("\n".join(lines) + "\n")
+    arguments = ["inspect", "--from", str(tmp_path)]
+    text = CliRunner().invoke(build(arguments), arguments, catch_exceptions=False).output
+    assert "is 1 ncclAllReduce behind" in text
+    assert "\x1b" not in text
