@@ -295,7 +295,7 @@ def test_a_log_on_a_full_disk_keeps_no_rank_from_its_work() -> None:
 @pytest.mark.parametrize("path", [FULL, "/nowhere/truth"])
 def test_a_truth_that_cannot_be_written_is_one_line(path: str) -> None:
     done = run(
-        *("--nproc", "2", *SMALL, "--ops", "all_gather", "--hold", "2"),
+        *("--nproc", "2", *SMALL, "--ops", "all_gather", "--hold", "20"),
         *("--inject", "never:rank=1,at=0", "--truth", path),
     )
     assert f"--truth: {path} cannot be written" in done.stderr
