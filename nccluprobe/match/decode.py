@@ -192,7 +192,9 @@ class Decoder:
         order = slice(None) if ordered else np.argsort(c.t, kind="stable")
         out.append(m.Activity(state.source, c.t[order], c.t_exit[order]))
         if state.inside:
-            out += _returns(state, rows, c)
+            out += _returns(state, c)
+        if bool((c.rc == m.RC_NONE).any()):
+            out += _cut(state, rows, self.table)
         if state.watch_returns:
             state.returned.update(zip(c.thread.tolist(), c.t.tolist(), strict=True))
         if state.open_groups or c.group.any():
@@ -201,7 +203,7 @@ class Decoder:
         state.through = max(state.through, int(c.t.max()))
 
 
-def _returns(state: SourceState, rows: list[Line], c: Columns) -> list[m.Item]:
+def _returns(state: SourceState, c: Columns) -> list[m.Item]:
     """Calls that an earlier chunk told of as inside, and that are finished now."""
     times = np.fromiter((t for _, t in state.inside), np.int64, len(state.inside))
     at = np.flatnonzero(np.isin(c.t, times)).tolist()
@@ -210,5 +212,18 @@ def _returns(state: SourceState, rows: list[Line], c: Columns) -> list[m.Item]:
     if not ended:
         return []
     state.inside.difference_update(ended)
-    cut = frozenset(call for call, i in ended.items() if rows[i].get("end") == "no_return")
-    return [m.Returned(state.source, tuple(ended), cut)]
+    return [m.Returned(state.source, tuple(ended))]
+
+
+def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> list[m.Item]:
+    """Calls that their end cut off, whether or not they were told of as inside before."""
+    found: list[m.Enter] = []
+    for row in rows:
+        if row.get("end") == "no_return":
+            try:
+                made = rare.CONVERTERS["enter"](row, state, {}, table)
+            except BAD:
+                continue  # its call line is taken for what it is
+            if isinstance(made, m.Enter):
+                found.append(made)
+    return [m.Cut(state.source, tuple(found))] if found else []

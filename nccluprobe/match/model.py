@@ -284,14 +284,17 @@ class Enter:
 
 
 class Returned(NamedTuple):
-    """(thread, t_enter) of calls that were in flight and have ended.
-
-    ``cut``: of these, calls that never returned: their thread or process ended inside.
-    """
+    """(thread, t_enter) of calls that were in flight and have ended."""
 
     source: int
     calls: tuple[tuple[int, int], ...]
-    cut: frozenset[tuple[int, int]] = frozenset()
+
+
+class Cut(NamedTuple):
+    """Calls that never returned: their thread or process ended inside."""
+
+    source: int
+    calls: tuple[Enter, ...]
 
 
 @dataclass(frozen=True)
@@ -376,6 +379,7 @@ Item = (
     | Call
     | Enter
     | Returned
+    | Cut
     | Coverage
     | ProcessEnd
     | StateNote

@@ -211,6 +211,11 @@ class Process:
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
 
+    def note_cut(self, e: m.Enter) -> None:
+        """A call never returned, as its thread or the process ended."""
+        if len(self.cut) < _KEPT_LOSSES:
+            self.cut[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group, e.ord)
+
     def all_inside(self) -> list[Inside]:
         """The calls that it is inside of, or was when it ended."""
         return [*self.inside.values(), *(self.cut.values() if self.ended else ())]

@@ -61,6 +61,7 @@ class State:
             m.Call: self._call,
             m.Enter: self._enter,
             m.Returned: self._returned,
+            m.Cut: self._cut,
             m.Coverage: self._coverage,
             m.ProcessEnd: self._process_end,
             m.StateNote: self._note,
@@ -243,11 +244,14 @@ class State:
                 self._touch(endpoint_)
 
     def _returned(self, r: m.Returned) -> None:
-        process = self._of(r.source)
+        inside = self._of(r.source).inside
         for call in r.calls:
-            found = process.inside.pop(call, None)
-            if found is not None and call in r.cut:
-                process.cut[call] = found
+            inside.pop(call, None)
+
+    def _cut(self, c: m.Cut) -> None:
+        process = self._of(c.source)
+        for call in c.calls:
+            process.note_cut(call)
 
     def _coverage(self, c: m.Coverage) -> None:
         process = self._of(c.source)
