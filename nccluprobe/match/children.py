@@ -29,9 +29,7 @@ CHILD_CALLS = frozenset(a.name for a in TRACED if a.makes_comm and a.has(Role.CO
 
 def inside_child(e: Endpoint) -> Inside | None:
     """The call that makes a child of this communicator, and that its process is inside of."""
-    if e.process.ended:
-        return None
-    found = (c for c in e.process.inside.values() if c.api in CHILD_CALLS and c.comm == e.info.id)
+    found = (c for c in e.process.all_inside() if c.api in CHILD_CALLS and c.comm == e.info.id)
     return next((c for c in found if c.ord is not None), None)
 
 

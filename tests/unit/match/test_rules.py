@@ -39,3 +39,21 @@ def test_two_that_wait_for_each_other_outside_nccl_leave_both_possible() -> None
     said = [h for f in found for h in f.details.get("hypotheses", ())]
     assert any("rank 0" in h and "went away" in h for h in said)
     assert any("rank 1" in h and "went away" in h for h in said)
+
+
+def test_a_call_that_was_cut_off_by_the_end_was_inside_till_then() -> None:
+    """As a collector writes it that saw no more of the call than its end."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms:
+        if c.proc.rank == 1:
+            c.proc.call(c, AR, t)
+        else:
+            cut = {"color": 0, "key": 0, "ord": 0, "end": "no_return", "new_comm": None}
+            c.proc.call(c, "ncclCommSplit", t, dur=100.0, rc=None, **cut)
+        c.proc.cover(0.0, t + 100)
+        c.proc.end(t + 100, how="signaled", signal=15, in_flight=1)
+    causes = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [f.hang_type for f in causes] == ["comm_init_missing_enter"]
+    assert [c["rank"] for c in causes[0].named] == [1]
