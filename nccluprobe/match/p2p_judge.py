@@ -11,7 +11,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.p2p_blame import count_says, odd_of
 from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_orders import inversion
@@ -129,7 +129,7 @@ class Judge:
         blocked = self._blocked(unit, until)
         cause = inverted or self._fault(unit)
         finding = None
-        if cause is None and peers and blocked:
+        if cause is None and peers and blocked and not self._idle(unit, peers):
             finding = self._due(unit, peers, until)
             if finding is not None and finding.role == "root_cause":
                 self.findings.append(finding)
@@ -152,6 +152,24 @@ class Judge:
                 hard=unit.hard is not None,
                 calls=frozenset(o.op.idx for o in unit.ops),
             )
+        )
+
+    def _idle(self, unit: Unit, peers: list[_Peer]) -> bool:
+        """Whether receives wait for work, as was declared or as history teaches.
+
+        Only for peers that are free to come: alive, not stopped, outside NCCL.
+        """
+        if any(o.op.send for o in unit.ops):
+            return False
+        if any(p.reason != "rank_alive_but_not_entered" or is_stopped(p.endpoint) for p in peers):
+            return False
+        if self.ctx.options.idle_declared(self.comm.name, self.comm.key.hash):
+            return True
+        rank = unit.endpoint.comm_rank or 0
+        return all(
+            self.pairs.lessons.get(Channel(self.comm.key, o.op.peer, rank), 0)
+            >= self.ctx.options.idle_lessons
+            for o in unit.ops
         )
 
     def _fault(self, unit: Unit) -> Finding | None:

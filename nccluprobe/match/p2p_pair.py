@@ -58,6 +58,7 @@ class Pair:
 
 #: No transfer is larger: what a broken caller passes must not overflow sums.
 _MOST_BYTES = 1 << 42
+_MOST_LESSONS = 100_000
 
 
 class Wires:
@@ -111,6 +112,8 @@ class Pairs:
         self.decided: list[Pair] = []
         #: Pairs of equal size and other type, one per channel.
         self.other_type: dict[Channel, Pair] = {}
+        #: Receives that waited beyond the threshold and were served, per channel.
+        self.lessons: dict[Channel, int] = {}
 
     def pair_all(
         self,
@@ -181,12 +184,20 @@ class Pairs:
             same = self.wires.wire(a) == self.wires.wire(b)
             if not same.all():
                 agreed = self._compare(channel, sends, recvs, same)
+            self._learn(channel, sends, recvs, agreed)
             sends.drop(agreed)
             recvs.drop(agreed)
             if agreed < n:
                 self.disputed[channel] = _pair_at(channel, sends, recvs)
                 self.decide(channel, sends, recvs, due=False)
         self._keep(channel, sends, recvs)
+
+    def _learn(self, channel: Channel, sends: Queue, recvs: Queue, n: int) -> None:
+        """Receives that waited long and were served in the end: so it goes on this channel."""
+        waited = sends.head(n)[:, T] - recvs.head(n)[:, T] if n else ()
+        long = int((np.asarray(waited) > self.options.missing_after).sum())
+        if long and (channel in self.lessons or len(self.lessons) < _MOST_LESSONS):
+            self.lessons[channel] = self.lessons.get(channel, 0) + long
 
     def _compare(
         self,
@@ -282,6 +293,7 @@ class Pairs:
             self.open.pop(channel, None)
             self.disputed.pop(channel, None)
             self.other_type.pop(channel, None)
+            self.lessons.pop(channel, None)
 
 
 def is_unplaced(e: Endpoint) -> bool:

@@ -272,3 +272,34 @@ def test_waiters_that_have_gone_on_to_other_calls_are_not_undecided() -> None:
     assert f.details["idle"] == "undecided"
     steps(comms[1:], 2, start=t + 0.2)
     assert blamed(analyze_job(job)) == {0}
+
+
+# -- receives that wait for work -------------------------------------------
+
+
+def receiver(lessons: int, main: str = "running") -> Job:
+    """Rank 1 receives what rank 0 sends when there is work; at the end there is none."""
+    job = Job()
+    comms = job.world(2)
+    t = 1.0
+    for _ in range(lessons):
+        comms[1].proc.call(comms[1], "ncclRecv", t, peer=0)
+        comms[0].proc.call(comms[0], "ncclSend", t + 100, peer=1)
+        t += 101
+    comms[1].proc.call(comms[1], "ncclRecv", t, peer=0)
+    for c in comms:
+        c.proc.cover(0.0, t + 400, main=main if c.proc.rank == 0 else "running")
+    return job
+
+
+@pytest.mark.parametrize(("lessons", "blamed_ranks"), [(2, {0}), (3, set())])
+def test_receives_learn_as_well(lessons: int, blamed_ranks: set[int]) -> None:
+    assert blamed(analyze_job(receiver(lessons))) == blamed_ranks
+
+
+def test_a_stopped_sender_is_no_idle_one() -> None:
+    assert blamed(analyze_job(receiver(5, main="stopped"))) == {0}
+
+
+def test_receives_on_a_communicator_that_was_declared_wait_silently() -> None:
+    assert analyze_job(receiver(0), idle_ok=("*",)) == []
