@@ -325,7 +325,9 @@ _RULES = (
     "ranks of this communicator elsewhere. A member that came and then left is\nnamed instead "
     "(`comm_ended_under_waiters`, `details.left_comm_ranks`). A root that comes after a declared "
     "or learned\nwait is not late. Waits for the root of a Reduce or Gather are never idle: the "
-    "others do not need it.",
+    "others do not need it.\nA receive whose sender is alive and outside NCCL is treated alike: "
+    "declared, or after three earlier receives from that\nrank that waited as long and were "
+    "served, it gives no finding; before that it is an ordinary `p2p_unmatched`.",
     "## Who is wrong",
     "Where calls of one slot differ, the largest side is right; with half of the ranks or less, "
     "confidence inferred.\nWithout a largest side, as with two ranks, nobody is named, unless "
