@@ -138,11 +138,12 @@ def cost(out: Path) -> int:
                     finally:
                         attach.stop()
                 measure("preload", preloaded)
-                print(f"round {number + 1} of {ROUNDS}", flush=True)
+                # After every round: whoever has to stop early keeps what is measured.
+                print(f"\nround {number + 1} of {ROUNDS}", flush=True)
+                report(spent, rates)
         finally:
             bare.end()
             preloaded.end()
-            report(spent, rates)
     return 0
 
 
