@@ -67,7 +67,9 @@ def no_bpf_reason() -> str | None:
 
 
 #: Folders of tests that share nothing with each other and trace nothing.
-_TOGETHER = ("cases", "conformance", "fuzz", "importers", "lives", "model", "unit")
+_TOGETHER = (
+    "canary", "cases", "conformance", "fuzz", "importers", "layout", "lives", "model", "unit",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _may_run_side_by_side(item: pytest.Item) -> bool:
     folder = item.path.relative_to(REPO / "tests").parts[0]
-    marks = ("root", "nccl", "alone")
+    marks = ("root", "alone")
     return folder in _TOGETHER and not any(item.get_closest_marker(m) for m in marks)
 
 
