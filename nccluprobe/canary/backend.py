@@ -115,6 +115,7 @@ class NcclBackend(Operations):
                 "are set; give rank and world size"
             )
         settings: dict[str, object] = {"address": launch.address, "device": launch.local_rank}
+        # Options are those of __init__, passed on: it checks them.
         return cls(launch.rank, launch.world, **{**settings, **options})  # type: ignore[arg-type]
 
     @property

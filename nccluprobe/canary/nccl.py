@@ -186,6 +186,7 @@ class Nccl:
         the call that takes it has returned.
         """
         config = Config(ctypes.sizeof(Config), _CONFIG_MAGIC, min(self.version(), _CONFIG_VERSION))
+        # ctypes allows fields of three parts, bit fields, which Config has none of.
         for field, kind in Config._fields_[4:]:  # type: ignore[misc]
             if kind is _int:
                 setattr(config, field, _UNDEFINED)

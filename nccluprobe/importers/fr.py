@@ -273,12 +273,14 @@ def waiting(group: _Group, part: _Part) -> Iterator[tuple[int, set[int]]]:
         came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
         yield int(c.record[first - c.base]), set(ranks) - came
     t = part.transfers
-    for send, peer, rows, done in () if t is None else _by_peer(t):
+    if t is None:
+        return
+    for send, peer, rows, done in _by_peer(t):
         if done < len(rows):
             other = next((p for p in group.parts.values() if p.rank == peer), None)
             back = () if other is None or other.transfers is None else _by_peer(other.transfers)
             came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
-            yield int(t.record[rows[done]]), set() if came_ else {peer}  # type: ignore[union-attr]
+            yield int(t.record[rows[done]]), set() if came_ else {peer}
 
 
 def _status_by_name(dump: Dump) -> dict[str, int]:

@@ -196,9 +196,12 @@ def _status(status: Any) -> dict[str, tuple[int, int]]:
         for key, value in list(status.items())[:_MAX_GROUPS]:
             if not isinstance(value, dict):
                 continue
-            pair = value.get("last_enqueued_collective"), value.get("last_completed_collective")
-            if all(type(n) is int and -_BIG < n < _BIG for n in pair):
-                found[str(key)] = (int(pair[0]), int(pair[1]))  # type: ignore[arg-type]
+            enqueued = value.get("last_enqueued_collective")
+            completed = value.get("last_completed_collective")
+            if type(enqueued) is not int or type(completed) is not int:
+                continue
+            if max(abs(enqueued), abs(completed)) < _BIG:
+                found[str(key)] = (enqueued, completed)
     return found
 
 

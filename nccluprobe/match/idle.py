@@ -91,7 +91,7 @@ def apply(
             dropped.add(id(f))
             w.finding = None
         else:
-            _tone_down(f, kind)
+            _tone_down(f)
     return [f for f in current if id(f) not in dropped]
 
 
@@ -161,13 +161,11 @@ def _processes(w: Wait) -> set[Hashable]:
     return {e.process.who for e in (*w.entered, *w.absent)}
 
 
-def _tone_down(f: Finding, kind: str) -> None:
+def _tone_down(f: Finding) -> None:
     f.severity, f.role, f.culprits = "notice", "unknown", ()
-    f.details["idle"] = kind
+    f.details["idle"] = UNDECIDED
     f.details["confidence"] = "none"
-    f.details["note"] = "waiting, cause not decidable: " + (
-        "such waits for this root ended well before"
-        if kind == LEARNED
-        else "the root is outside NCCL, and nothing else is blocked; it may have nothing to "
-        "send, or hang (--idle-ok declares that this is normal)"
+    f.details["note"] = (
+        "waiting, cause not decidable: the root is outside NCCL, and nothing else is blocked; it "
+        "may have nothing to send, or hang (--idle-ok declares that this is normal)"
     )

@@ -137,8 +137,7 @@ class State:
             self.comms_seen += 1
         other = comm.endpoints.get(info.comm_rank)
         if other is not None and other is not e:
-            same = other.process.info and e.process.info
-            if same and other.process.info.key == e.process.info.key:  # type: ignore[union-attr]
+            if other.process.info and other.process.who == e.process.who:
                 self.tracers.wait(key, info.comm_rank, e)
                 return
             comm.ambiguous = True

@@ -37,8 +37,6 @@ class Wait:
     seq: int | None = None
     #: Something else that is wrong explains that it does not end.
     cause: Finding | None = None
-    #: Whether this is a small send that may be buffered: its sender need not wait.
-    buffered: bool = False
     #: Whether its one thread is inside the sends and receives that it is.
     hard: bool = False
     #: call_idx of the sends and receives that it is.

@@ -238,6 +238,7 @@ def unregistered(rank: int, world: int, port: int) -> Any:
     def refuse(self: Nccl, function: str, *arguments: object) -> int:
         return 1 if function == "ncclCommRegister" else original(self, function, *arguments)
 
+    # In a rank's own process, which ends with the test.
     Nccl.call = refuse  # type: ignore[method-assign]
     with logged() as lines, backend(rank, world, port) as b:
         buf = b.alloc(4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from capstone import x86
 
@@ -92,10 +93,10 @@ class Code:
                 self.seq.setdefault(offset, vaddr + at)
 
     @staticmethod
-    def _counts(insn: object) -> bool:
+    def _counts(insn: Any) -> bool:
         """Whether it adds 1 to a 64-bit word of an array."""
-        operands = insn.operands  # type: ignore[attr-defined]
-        kind = insn.id  # type: ignore[attr-defined]
+        operands = insn.operands
+        kind = insn.id
         if not operands or operands[0].type != x86.X86_OP_MEM or operands[0].size != 8:
             return False
         memory = operands[0].mem
