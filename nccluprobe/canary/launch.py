@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nccluprobe.canary.errors import ArgumentError
-from nccluprobe.collect.procinfo import ranks_of
+from nccluprobe.procinfo import ranks_of
 
 ADDRESS_VARIABLE = "NCCLUPROBE_CANARY_ADDRESS"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 29777

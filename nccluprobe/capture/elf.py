@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nccluprobe.capture.elf_file import (
+from nccluprobe.capture.insn import EMULATED, classify, probe_shift
+from nccluprobe.elf_file import (
     ElfError,
     Headers,
     Section,
@@ -26,7 +27,6 @@ from nccluprobe.capture.elf_file import (
     read_exactly,
     read_headers,
 )
-from nccluprobe.capture.insn import EMULATED, classify, probe_shift
 from nccluprobe.nccl.api import API_TABLE, SIGNATURE_SYMBOLS
 
 __all__ = ["ElfError", "Function", "NcclImage", "hash_form", "scan"]

@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from nccluprobe.collect import procinfo
+from nccluprobe import procinfo
 
 #: One file per process: its start time, the tracer's pid and start time, in ticks.
 NOTES = Path("/run/nccluprobe/ebpf")

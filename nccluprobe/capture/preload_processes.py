@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from nccluprobe import procinfo
 from nccluprobe.capture.preload_layout import Header
-from nccluprobe.collect import procinfo
 
 #: The library's start time is off by a tick when a time namespace shifts it.
 _SLACK = 1

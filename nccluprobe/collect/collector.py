@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import cast
 
 import nccluprobe
+from nccluprobe import procinfo
 from nccluprobe.capture.source import Source
-from nccluprobe.collect import procinfo, runs
+from nccluprobe.collect import runs
 from nccluprobe.collect.admission import Admission, Stats, Verdict, is_inside
 from nccluprobe.collect.clock import Clock as HostClock
 from nccluprobe.collect.decode import pieces, record_at, records

@@ -1,6 +1,6 @@
 """What the collector needs of its surroundings, as protocols.
 
-The processes' side is ``collect/procinfo.py`` and ``collect/exits.py``; tests
+The processes' side is ``procinfo.py`` and ``collect/exits.py``; tests
 use fakes.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from nccluprobe.collect.procinfo import boot_id
+from nccluprobe.procinfo import boot_id
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import nccluprobe
-from nccluprobe.collect import procinfo
+from nccluprobe import procinfo
 from nccluprobe.collect.lines import hex_hash
 from nccluprobe.inspect.libraries import Copy, Libraries
 from nccluprobe.inspect.search import Budget, Found, Search

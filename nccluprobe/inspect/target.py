@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nccluprobe import procinfo
 from nccluprobe.capture import hazards
 from nccluprobe.capture.maps import read_file
 from nccluprobe.capture.processes import ProcessMatcher, glance, is_running
-from nccluprobe.collect import procinfo
 from nccluprobe.inspect.libraries import Copy, Libraries
 from nccluprobe.nccl.api import API_TABLE, Kind
 from nccluprobe.nccl.layout import to_json

@@ -19,8 +19,8 @@ import numpy as np
 
 from nccluprobe.capture.elf import Function
 from nccluprobe.capture.maps import Mapping, open_mapping
-from nccluprobe.collect.syscalls import syscall_name
 from nccluprobe.inspect.libraries import Copy
+from nccluprobe.syscalls import syscall_name
 
 _MOST_THREADS = 4096
 _STACK = 64 << 10

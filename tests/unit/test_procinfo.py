@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from nccluprobe.collect import procinfo
-from nccluprobe.collect.procinfo import RankInfo, ranks_of
-from nccluprobe.collect.syscalls import syscall_name
+from nccluprobe import procinfo
+from nccluprobe.procinfo import RankInfo, ranks_of
+from nccluprobe.syscalls import syscall_name
 
 pytestmark = pytest.mark.alone
 

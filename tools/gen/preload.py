@@ -7,7 +7,7 @@ callee gets every register and stack slot as the caller left it.
 from __future__ import annotations
 
 from gen.text import c_header, macro
-from nccluprobe.collect import procinfo
+from nccluprobe import procinfo
 from nccluprobe.nccl.api import API_TABLE, Api, Kind, Role
 
 #: Role -> field of struct ncp_record, and the cast of a narrower argument.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from elftools.dwarf.dwarfinfo import DebugSectionDescriptor, DwarfConfig, DWARFInfo
 
-from nccluprobe.capture.elf_file import Headers, Section, read_exactly
+from nccluprobe.elf_file import Headers, Section, read_exactly
 from nccluprobe.nccl.layout.model import LayoutError, Reason
 
 _NAME = b"ncclComm\0"

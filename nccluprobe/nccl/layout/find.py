@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccluprobe.capture.elf_file import ElfError
+from nccluprobe.elf_file import ElfError
 from nccluprobe.nccl.layout import dwarf
 from nccluprobe.nccl.layout.accessors import field_of
 from nccluprobe.nccl.layout.model import (

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from nccluprobe.capture.elf_file import Headers, Section, chunks, read_exactly, read_headers
+from nccluprobe.elf_file import Headers, Section, chunks, read_exactly, read_headers
 from nccluprobe.nccl.layout.model import LayoutError, Reason
 
 _MAX_TABLE = 512 << 20

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from nccluprobe.collect.syscalls import syscall_name
+from nccluprobe.syscalls import syscall_name
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _MAX_ENVIRON = 8 << 20
