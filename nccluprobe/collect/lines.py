@@ -268,6 +268,13 @@ def state(t: int, name: str, detail: str | None = None) -> str:
     return dump(line)
 
 
+def phase(t: int, name: str | None, since: int, **more: int | str | None) -> str:
+    """A ``state`` line of a declared phase; ``name`` None: it ended at ``since``."""
+    line: Line = {"kind": "state", "t": t, "state": "phase", "phase": name, "since": since}
+    line.update((key, value) for key, value in more.items() if value is not None)
+    return dump(line)
+
+
 def process_end(t: int, how: str, code: int | None, signal: int | None, in_flight: int) -> str:
     """A ``process_end`` line."""
     return dump(

@@ -13,6 +13,7 @@ from nccluprobe.collect.decode import who_key
 from nccluprobe.collect.fast import Router, Thread
 from nccluprobe.collect.identity import Comm, Identity
 from nccluprobe.collect.inflight import InFlight
+from nccluprobe.collect.phases import Phases
 from nccluprobe.collect.ports import Clock, Notify, ProcInfo, ProcState
 from nccluprobe.collect.writer import TraceFile
 from nccluprobe.nccl.api import BY_ID, Kind
@@ -30,8 +31,6 @@ from nccluprobe.trace.schema import SCHEMA_VERSION
 
 #: Threads with a place on the hot path; beyond it they are met anew.
 _MOST_THREADS = 4096
-
-_RANK_SOURCES = frozenset({"torchrun", "slurm", "openmpi", "pmi", "environment"})
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,9 @@ class Traced:
         self._last = 0
         self._no_returns: list[int] = []
         self._coverage: lines.Line = {}
+        self._phases = Phases(pid, info, lambda text: around.notify("problem", text))
         ranks = info.ranks
-        known = ranks.rank is not None and ranks.source in _RANK_SOURCES
+        known = ranks.rank is not None and ranks.source != "unknown"
         self.rank = ranks.rank if known else None
         self.rank_source = ranks.source if known else "unknown"
         self.world_size = ranks.world_size
@@ -190,7 +190,7 @@ class Traced:
             # Lines since the last one are in the earlier part: its `through` holds.
             self._counted(now)
             found.append(lines.dump(self._coverage))
-        return found
+        return found + ([] if self._phases.line is None else [self._phases.line])
 
     # -- records
 
@@ -355,6 +355,7 @@ class Traced:
         self._coverage = line
         self._counted(now)
         self._put(lines.dump(line))
+        self._phases.look(self.file.folder, self.rank, self.around.clock, self._put)
 
     def _counted(self, now: int) -> None:
         line = self._coverage

@@ -101,6 +101,11 @@ class TraceFile:
         """Name of the current part; "" before the file could be made."""
         return self._parts[-1].name if self._parts else ""
 
+    @property
+    def folder(self) -> int:
+        """Descriptor of the run's folder; -1 while it is not open."""
+        return self._folder
+
     def write(self, batch: list[str], now: int) -> None:
         """Append whole lines, in one write per part; also retries after a failure."""
         rest = batch

@@ -270,10 +270,18 @@ LINE_KINDS: tuple[LineKind, ...] = (
             Field("t", NAT, TIME),
             Field(
                 "state",
-                enum("attached", "exec", "disk_full", "disk_ok", "dropped_part", "detaching"),
+                enum(
+                    "attached", "exec", "disk_full", "disk_ok", "dropped_part", "detaching", "phase"
+                ),
                 "what",
             ),
             opt("detail", STR, "more, for people"),
+            opt("phase", nullable(STR), "phase: its name, as the job declared it; null: in none"),
+            opt("since", NAT, f"phase: when it began (null: ended), {TIME}"),
+            opt("beat", NAT, f"phase: when the job wrote this, {TIME}"),
+            opt("every", NAT, "phase: the job writes again within this, ns; absent: not promised"),
+            opt("limit", NAT, "phase: how long it may take by the job's own word, ns"),
+            opt("step", NAT, "phase: progress, as the job counts it"),
         ),
     ),
     INSPECT,
