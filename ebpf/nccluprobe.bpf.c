@@ -27,6 +27,8 @@
 
 #include "ncp_comm.h"
 
+#include "ncp_group.h"
+
 #include "ncp_enter.h"
 
 #include "ncp_exit.h"

@@ -72,16 +72,18 @@ def native_file(name: str, *, build: bool = False) -> Path:
     )
 
 
-def _up_to_date(sources: Path, out: Path) -> bool:
+def _up_to_date(root: Path, out: Path) -> bool:
     built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD]
     if not all(path.is_file() for path in built):
         return False
     oldest = min(path.stat().st_mtime for path in built)
-    return all(path.stat().st_mtime <= oldest for path in sources.rglob("*.[chy]*"))
+    # The preload library shares headers with the BPF program.
+    sources = (*(root / "native").rglob("*.[chy]*"), *(root / "ebpf").rglob("*.h"))
+    return all(path.stat().st_mtime <= oldest for path in sources)
 
 
 def _run_build(root: Path, out: Path) -> None:
-    if _up_to_date(root / "native", out):
+    if _up_to_date(root, out):
         return
     script = root / "native" / "build.py"
     done = subprocess.run(

@@ -89,27 +89,6 @@ static __always_inline void ncp_read_config(struct ncp_thread *th, u64 at) {
   if (c.size >= 56 && !bpf_probe_read_user(&name, 8, (void *)at + 48)) th->name = name;
 }
 
-/* The thread's open groups; ends return the depth before the call. */
-static __always_inline void ncp_group(struct ncp_globals *g, struct ncp_thread *th, u32 api,
-                                      u32 class) {
-  struct ncp_record *r = &th->rec;
-  r->group_depth = th->depth;
-  if (api == NCP_API_GROUP_START && th->depth == 0) {
-    th->group_id = (u32)__sync_fetch_and_add(&g->next_group, 1) + 1;
-    th->group_pos = 0;
-  }
-  r->group_id = th->group_id;
-  r->group_pos = th->group_pos;
-  if (api == NCP_API_GROUP_START) {
-    if (th->depth < 255) th->depth++;
-  } else if (class == NCP_CLASS_GROUP) {
-    if (th->depth) th->depth--;
-    if (th->depth == 0) th->group_id = th->group_pos = 0;
-  } else if (th->depth && th->group_pos < 65535) {
-    th->group_pos++;
-  }
-}
-
 int ncp_enter(struct pt_regs *ctx) {
   u64 now = bpf_ktime_get_ns();
   u64 cookie = ncp_cookie(ctx), key = bpf_get_current_pid_tgid();
@@ -169,7 +148,7 @@ int ncp_enter(struct pt_regs *ctx) {
     return 0;
   }
 #endif
-  ncp_group(g, th, api, class);
+  ncp_group(th, r, &g->next_group, api, class);
   if (r->comm) ncp_number(g, th, key, api, class);
   if (class == NCP_CLASS_LIFECYCLE) {
     th->out = args.out;

@@ -5,6 +5,8 @@
 
 #include "preload.h"
 
+#include "../../ebpf/include/ncp_group.h"
+
 /* One call of a wrapper; on its stack. */
 struct ncp_call {
   void *real;
@@ -65,25 +67,6 @@ NCP_INLINE void ncp_look(struct ncp_call *c, unsigned set, unsigned api, uintptr
     c->real = b->real;
   } else {
     c->real = ncp_copies[set].real[api];
-  }
-}
-
-/* The thread's open groups; ends return the depth before the call. */
-NCP_INLINE void ncp_group(struct ncp_thread *th, struct ncp_record *r, unsigned api, int class) {
-  r->group_depth = th->depth;
-  if (api == NCP_API_GROUP_START && th->depth == 0) {
-    th->group_id = (u32)ncp_add(&ncp_state->next_group, 1) + 1;
-    th->group_pos = 0;
-  }
-  r->group_id = th->group_id;
-  r->group_pos = th->group_pos;
-  if (api == NCP_API_GROUP_START) {
-    if (th->depth < 255) th->depth++;
-  } else if (class == NCP_CLASS_GROUP) {
-    if (th->depth) th->depth--;
-    if (th->depth == 0) th->group_id = th->group_pos = 0;
-  } else if (th->depth && th->group_pos < 65535) {
-    th->group_pos++;
   }
 }
 
@@ -157,7 +140,7 @@ NCP_INLINE void ncp_begin(struct ncp_call *c, unsigned api, u64 out, u64 uid, u6
   struct ncp_thread *th = c->th;
   struct ncp_record *r = c->rec;
   int class = ncp_api_class(api);
-  ncp_group(th, r, api, class);
+  ncp_group(th, r, &ncp_state->next_group, api, (u32)class);
   if (class != NCP_CLASS_GROUP) ncp_count(th, api, class);
   c->rec = r = th->rec;
   if (class == NCP_CLASS_LIFECYCLE) ncp_life_enter(th, r, out, uid, config);
