@@ -40,7 +40,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NO_BCC: "the BPF Compiler Collection's Python module is not installed",
     ExitCode.NO_PROCESS: "attach --exit-if-none or --pid: no such process",
     ExitCode.NOT_NCCL: "the file given with --lib is not a copy of NCCL",
-    ExitCode.OUTPUT: "the output folder cannot be used",
+    ExitCode.OUTPUT: "the output folder or standard output cannot be written",
     ExitCode.FINDINGS: "analyze: at least one finding of severity error",
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
     ExitCode.NO_TRACE: "analyze: no readable trace in the folders given",

@@ -15,7 +15,13 @@ from nccluprobe.canary.cuda import Cuda
 from nccluprobe.canary.errors import ArgumentError, CanaryError, CudaError, NcclError
 from nccluprobe.canary.health import HostCalls
 from nccluprobe.canary.kernel import PTX, AddKernels
-from nccluprobe.canary.launch import DEFAULT_HOST, DEFAULT_PORT, from_environment, nccl_settings
+from nccluprobe.canary.launch import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    from_environment,
+    job_name,
+    nccl_settings,
+)
 from nccluprobe.canary.libraries import find_cuda, find_nccl
 from nccluprobe.canary.nccl import Nccl
 from nccluprobe.canary.operations import Operations
@@ -308,7 +314,12 @@ class NcclBackend(Operations):
     def _connect(self, address: tuple[str, int]) -> None:
         """Bootstraps and makes the communicator; the receive buffer is registered."""
         unique = bootstrap.exchange(
-            self.rank, self.world, self.nccl.unique_id, address, self._bootstrap_timeout
+            self.rank,
+            self.world,
+            self.nccl.unique_id,
+            address,
+            self._bootstrap_timeout,
+            job_name(),
         )
         if self.before_init is not None:
             self.before_init()

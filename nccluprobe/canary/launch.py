@@ -78,6 +78,15 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Launch | None:
     )
 
 
+def job_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """A name that the launcher gave to all ranks of this job; None when it gave none."""
+    environ = os.environ if environ is None else environ
+    found = ranks_of(environ)
+    if found.job is not None and found.source == "slurm":  # a job may have several steps
+        return f"{found.job}.{environ.get('SLURM_STEP_ID') or environ.get('SLURM_STEPID')}"
+    return found.job
+
+
 def nccl_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The NCCL variables that matter and are set."""
     environ = os.environ if environ is None else environ

@@ -12,6 +12,7 @@ from nccluprobe.canary.backend import NcclBackend
 from nccluprobe.canary.cases import REDUCTIONS, ROOTED, Case
 from nccluprobe.canary.errors import ArgumentError
 from nccluprobe.canary.faults import Fault, parse_all
+from nccluprobe.canary.launch import job_name
 from nccluprobe.canary.measure import cases_of
 from nccluprobe.canary.settings import Settings
 from nccluprobe.canary.truth import say, truth_of
@@ -202,7 +203,7 @@ class Planter:
         b.abort()
         if mine and fault.kind == "no_reconnect":
             host, port = b.address
-            bootstrap.exchange(b.rank, b.world, b.nccl.unique_id, (host, port + 1))
+            bootstrap.exchange(b.rank, b.world, b.nccl.unique_id, (host, port + 1), job=job_name())
             sleep_for_ever()
         b.attempt_reconnect()
 

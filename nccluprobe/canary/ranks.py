@@ -75,7 +75,7 @@ class Ranks:
         finally:
             self._end()
         if self._asked:
-            return 128 + self._asked[0] if self._asked[0] != signal.SIGINT else 130
+            return 128 + self._asked[0]
         worst = max((_status(code) for code in self.codes.values()), default=0)
         return max(worst, int(ExitCode.CANARY_HELD)) if held else worst
 
@@ -89,14 +89,20 @@ class Ranks:
             PARENT_VARIABLE: str(os.getpid()),
             ADDRESS_VARIABLE: f"127.0.0.1:{free_port()}",
         }
-        for rank in range(self.world):
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=None if rank == 0 else subprocess.DEVNULL,
+        # A terminal's Ctrl-C goes to every process: the ranks leave it to this one, so that
+        # none ends with a traceback while Python starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for rank in range(self.world):
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=None if rank == 0 else subprocess.DEVNULL,
+                    )
                 )
-            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _watch(self, hold: float | None, grace: float | None) -> bool:
         """Until all have ended, a signal came or time is up; whether --hold ended them."""
@@ -131,10 +137,9 @@ class Ranks:
 
     def _end(self) -> None:
         self._ending = True
-        number = self._asked[0] if self._asked else signal.SIGTERM
         left = [p for p in self.processes if p.poll() is None]
         for process in left:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)  # one that is stopped could not end
         deadline = time.monotonic() + _PATIENCE_S
         for process in left:

@@ -16,7 +16,7 @@ import typer
 
 from nccluprobe.canary.backend import NcclBackend
 from nccluprobe.canary.faults import Fault
-from nccluprobe.canary.launch import Launch
+from nccluprobe.canary.launch import Launch, nccl_settings
 from nccluprobe.canary.measure import Tick, cases_of, measure
 from nccluprobe.canary.plant import check_plan, tell
 from nccluprobe.canary.serve import serve
@@ -46,10 +46,10 @@ def end_with_parent() -> None:
 def run_rank(launch: Launch, settings: Settings, nccl: str | None, cuda: str | None) -> ExitCode:
     """This rank's part; rank 0 prints the report. Errors are CanaryError."""
     end_with_parent()
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(_Lines(launch.rank))
     logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format=f"nccluprobe: rank {launch.rank}: %(message)s",
+        handlers=[lines], level=logging.INFO if settings.verbose else logging.WARNING
     )
     faults = check_plan(settings, launch.world)
     backend = _backend(launch, settings, faults, nccl, cuda)
@@ -64,6 +64,18 @@ def run_rank(launch: Launch, settings: Settings, nccl: str | None, cuda: str | N
     if launch.rank == 0:
         _print_json(found) if settings.as_json else print(text(found), end="", flush=True)
     return ExitCode.CANARY_WRONG if wrong(found) else ExitCode.OK
+
+
+class _Lines(logging.Formatter):
+    """One line, that says which rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = f"rank {rank}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = " ".join(record.getMessage().split())
+        return f"nccluprobe: {text if text.startswith('rank ') else f'{self._rank}: {text}'}"
 
 
 def _backend(
@@ -98,6 +110,7 @@ def _head(backend: NcclBackend) -> dict[str, Any]:
         "nccl": backend.nccl.version_text(),
         "simulated": backend.simulated,
         "device": backend.cuda.device_name(),
+        "settings": nccl_settings(),
         "world": backend.world,
     }
 

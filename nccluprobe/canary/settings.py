@@ -36,6 +36,7 @@ class Settings:
     inject: tuple[str, ...] = field(default_factory=tuple)
     truth: Path | None = None
     as_json: bool = False
+    verbose: bool = False
     progress: bool = True
 
 

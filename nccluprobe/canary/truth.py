@@ -86,12 +86,21 @@ def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dic
 def say(truth: Mapping[str, Any], path: Path | None) -> None:
     """One write of one line, to `path` (appended) or standard output, before the fault.
 
-    ArgumentError when the file cannot be written.
+    ArgumentError when the file cannot be written, OSError for standard output.
     """
     line = (json.dumps(truth) + "\n").encode()
     if path is None:
         os.write(1, line)
-        return
+    else:
+        _append(path, line)
+
+
+def check_file(path: Path) -> None:
+    """ArgumentError when nothing can be appended to `path`; makes the file."""
+    _append(path, b"")
+
+
+def _append(path: Path, line: bytes) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -15,18 +15,30 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 DEFAULT_DEADLINE = 30.0
 #: Steps of a run with a planted fault.
 DEFAULT_STEPS = 200
+#: The stand-ins move every byte on the CPU.
+DEFAULT_SIZES, DEFAULT_SIM_SIZES = "8,64K,16M", "8,4K,64K"
+DEFAULT_SIM_RANKS = 2
+#: A longer wait is none that anybody meant: about three years.
+_LONGEST_S = 1e8
 
 
 def canary(
     ops: Annotated[str, typer.Option("--ops", help="Operations, with commas, or all.")] = "all",
     sizes: Annotated[
-        str, typer.Option("--sizes", help="Bytes per rank: 8, 64K, 16M, with commas.")
-    ] = "8,64K,16M",
+        str | None,
+        typer.Option(
+            "--sizes",
+            help=f"Bytes per rank, with commas. Default: {DEFAULT_SIZES}; "
+            f"{DEFAULT_SIM_SIZES} with --sim.",
+        ),
+    ] = None,
     dtypes: Annotated[
         str, typer.Option("--dtypes", help="Datatypes, with commas, or all.")
     ] = "float32",
     redops: Annotated[str, typer.Option("--redops", help="Reductions, or all.")] = "sum",
-    iters: Annotated[int, typer.Option("--iters", min=1, help="Measured calls of each kind.")] = 20,
+    iters: Annotated[
+        int, typer.Option("--iters", min=1, max=1_000_000, help="Measured calls of each kind.")
+    ] = 20,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, max=1024, help="Start so many local ranks.")
     ] = None,
@@ -45,26 +57,34 @@ def canary(
         typer.Option(
             "--deadline",
             min=0.1,
+            max=_LONGEST_S,
             help="Seconds for one operation. Default: 30; none with --inject.",
         ),
     ] = None,
     hold: Annotated[
         float | None,
-        typer.Option("--hold", min=0, help="With --nproc: end ranks after so many seconds."),
+        typer.Option(
+            "--hold", min=0, max=_LONGEST_S, help="With --nproc: end ranks after so many seconds."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     steps: Annotated[
         int | None,
         typer.Option("--steps", min=1, help="Do so many steps of all operations, do not measure."),
     ] = None,
-    pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds before each step.")] = 0.0,
+    pause: Annotated[
+        float,
+        typer.Option("--pause", min=0, max=_LONGEST_S, help="Seconds before each step."),
+    ] = 0.0,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="An inference group: ranks wait idle for rank 0's requests."),
     ] = False,
     every: Annotated[
         float | None,
-        typer.Option("--every", min=0, help="With --serve: a request every so many seconds."),
+        typer.Option(
+            "--every", min=0, max=_LONGEST_S, help="With --serve: a request every so many seconds."
+        ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option("--requests", min=1, help="With --serve: end after so many.")
@@ -76,6 +96,10 @@ def canary(
     truth: Annotated[
         Path | None, typer.Option("--truth", help="Append the truth of faults to this file.")
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Log the libraries, NCCL's variables and every retry."),
+    ] = False,
 ) -> int:
     """Exercise NCCL: check every result, time it, say how far apart the ranks arrive."""
     # Imported late: numpy and the libraries are not needed to say what is wrong with an option.
@@ -91,17 +115,24 @@ def canary(
     from nccluprobe.canary.plant import check_plan
     from nccluprobe.canary.run import run_rank
     from nccluprobe.canary.settings import Settings, dtypes_of, ops_of, redops_of, sizes_of
+    from nccluprobe.canary.truth import check_file
 
-    if sim and nccl:
-        raise NccluprobeError("--sim and --nccl exclude each other", ExitCode.USAGE)
-    if (rank is None) != (world is None):
-        raise NccluprobeError("--rank and --world go together", ExitCode.USAGE)
-    if not serve and (every is not None or requests is not None):
-        raise NccluprobeError("--every and --requests are for --serve", ExitCode.USAGE)
+    by_hand = rank is not None or world is not None
     planted = tuple(inject or ())
+    for wrong, what in (
+        (sim and (nccl or cuda), "--sim brings its own NCCL and driver: leave --nccl, --cuda out"),
+        ((rank is None) != (world is None), "--rank and --world go together"),
+        (nproc and (by_hand or address), "--nproc starts all ranks: no --rank, --world, --address"),
+        (hold is not None and by_hand, "--hold is for --nproc"),
+        (not serve and (every is not None or requests), "--every and --requests are for --serve"),
+        (serve and (steps or pause), "--steps and --pause are not for --serve: give --requests"),
+        (pause and not steps and not planted, "--pause is for --steps"),
+    ):
+        if wrong:
+            raise NccluprobeError(what, ExitCode.USAGE)
     settings = Settings(
         ops=ops_of(ops),
-        sizes=sizes_of(sizes),
+        sizes=sizes_of(sizes or (DEFAULT_SIM_SIZES if sim else DEFAULT_SIZES)),
         dtypes=dtypes_of(dtypes),
         redops=redops_of(redops),
         iters=iters,
@@ -114,19 +145,26 @@ def canary(
         inject=planted,
         truth=truth,
         as_json=as_json,
+        verbose=verbose,
     )
+    if truth is not None:
+        check_file(truth)
     libraries = simulated() if sim else (_text(nccl), _text(cuda))
     try:
-        if nproc is not None and "NCCLUPROBE_CANARY_PARENT" not in os.environ:
-            check_plan(settings, nproc)
-            return _local_ranks(nproc, hold, None if planted else settings.deadline)
+        launch: Launch | None = None
         if rank is not None and world is not None:
             where = parse_address(address) if address else (DEFAULT_HOST, DEFAULT_PORT)
-            launch: Launch | None = Launch(rank, world, None, where, "options")
-        else:
+            launch = Launch(rank, world, None, where, "options")
+        elif nproc is None or "NCCLUPROBE_CANARY_PARENT" in os.environ:
             launch = from_environment()
             if launch is not None and address:
                 launch = replace(launch, address=parse_address(address))
+        if launch is None and nproc is None and sim:
+            nproc = DEFAULT_SIM_RANKS
+            print(f"nccluprobe: canary: {nproc} local ranks; --nproc N for more", file=sys.stderr)
+        if launch is None and nproc is not None:
+            check_plan(settings, nproc)
+            return _local_ranks(nproc, hold, None if planted else settings.deadline, sim)
         if launch is None:
             raise NccluprobeError(
                 "no launcher's variables are set: start it under torchrun, srun or mpirun, or "
@@ -140,10 +178,16 @@ def canary(
         raise
 
 
-def _local_ranks(nproc: int, hold: float | None, grace: float | None) -> int:
+def _local_ranks(nproc: int, hold: float | None, grace: float | None, sim: bool) -> int:
     from nccluprobe.canary.ranks import Ranks
+    from nccluprobe.canary.sweep import sweep
 
-    return Ranks(nproc, sys.argv[1:]).run(hold, grace)
+    try:
+        # One second more, so that the ranks' own deadline comes first and says what it was.
+        return Ranks(nproc, sys.argv[1:]).run(hold, None if grace is None else grace + 1)
+    finally:
+        if sim:
+            sweep()
 
 
 def _text(path: Path | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -14,6 +15,9 @@ import typer
 
 from nccluprobe import __version__
 from nccluprobe.errors import ExitCode, NccluprobeError
+
+#: What a write to standard output fails with when its disk is full or broken.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 HELP = "Trace NVIDIA NCCL from outside and find the rank that never came."
 
@@ -92,12 +96,23 @@ def guarded(function: Callable[..., Any]) -> Callable[..., None]:
             code = ExitCode.INTERRUPTED
         except BrokenPipeError:
             # The reader of our output went away, as ``| head`` does.
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             code = ExitCode.OK
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                raise
+            print(f"nccluprobe: the output cannot be written: {error.strerror}", file=sys.stderr)
+            _drop_output()
+            code = ExitCode.OUTPUT
         raise typer.Exit(int(code) if isinstance(code, int) else 0)
 
     return command
+
+
+def _drop_output() -> None:
+    """What is still buffered must not fail once more when Python ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stub() -> None:

@@ -78,7 +78,8 @@ def run(
     results: list[Any] = []
     try:
         for rank, (process, pipe) in enumerate(ranks):
-            result, error = None, f"rank {rank} gave no answer within {timeout:g} s"
+            result: Any = None
+            error: str | None = f"rank {rank} gave no answer within {timeout:g} s"
             try:
                 if pipe.poll(max(0.0, end - time.monotonic())):
                     result, error = pipe.recv()

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from nccluprobe.canary import ArgumentError, BootstrapError, bootstrap
-from nccluprobe.canary.launch import Launch, first_node, from_environment, parse_address
+from nccluprobe.canary import bootstrap_server as server_side
+from nccluprobe.canary import bootstrap_wire as wire
+from nccluprobe.canary.launch import (
+    Launch,
+    first_node,
+    from_environment,
+    job_name,
+    parse_address,
+)
 from nccluprobe.canary.libraries import simulated
 from nccluprobe.canary.nccl import Nccl
 
@@ -32,9 +40,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Attempt(threading.Thread):
     """One rank; its result or its error."""
 
-    def __init__(self, rank: int, world: int, port: int, timeout: float = 10.0) -> None:
+    def __init__(
+        self, rank: int, world: int, port: int, timeout: float = 10.0, job: str | None = None
+    ) -> None:
         super().__init__(daemon=True)
-        self.arguments = (rank, world, lambda: ID, (HOST, port), timeout)
+        self.arguments = (rank, world, lambda: ID, (HOST, port), timeout, job)
         self.result: bytes | None = None
         self.error = ""
         self.start()
@@ -117,7 +127,7 @@ def test_a_rank_claimed_twice() -> None:
 def test_a_rank_whose_connection_broke_may_come_again() -> None:
     port = free_port()
     server = Attempt(0, 2, port)
-    hello = bootstrap.HELLO.pack(bootstrap.HELLO_MAGIC, bootstrap.VERSION, 1, 3)
+    hello = wire.hello(1, 3)
     with retry(port) as peer:
         peer.sendall(hello[:10])
     assert Attempt(1, 2, port).outcome() == ID and server.outcome() == ID
@@ -155,11 +165,65 @@ def test_strangers_do_not_end_the_job(noise: bytes, caplog: pytest.LogCaptureFix
     assert any("ignored: not a rank" in line for line in caplog.messages)
 
 
+def test_clients_that_say_nothing_keep_nobody_waiting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_side, "_MOST_GUESTS", 3)
+    port = free_port()
+    server = Attempt(0, 3, port)
+    with contextlib.ExitStack() as stack:
+        for number in range(5):
+            peer = stack.enter_context(retry(port))
+            peer.sendall(wire.hello(1, 3)[:number])  # and some that begin and stop
+        start = time.monotonic()
+        ranks = [Attempt(rank, 3, port) for rank in (1, 2)]
+        assert [rank.outcome() for rank in (server, *ranks)] == [ID] * 3
+        assert time.monotonic() - start < wire.PEER_TIMEOUT / 2
+    assert sum("too many connections" in line for line in caplog.messages) >= 2
+
+
+def test_a_client_that_says_nothing_is_sent_away(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_side, "PEER_TIMEOUT", 0.2)
+    port = free_port()
+    server = Attempt(0, 2, port)
+    with retry(port) as peer:
+        peer.settimeout(5)
+        assert peer.recv(1) == b""
+    assert Attempt(1, 2, port).outcome() == ID and server.outcome() == ID
+    assert any("it said nothing for 0.2 s" in line for line in caplog.messages)
+
+
+def test_a_rank_of_another_job_ends_only_that_job() -> None:
+    """Two jobs at one port: the second one's rank 0 finds it in use, its others ask ours."""
+    port = free_port()
+    ours = [Attempt(rank, 3, port, job="a") for rank in (0, 1)]
+    time.sleep(0.3)
+    theirs = [Attempt(0, 3, port, job="b"), Attempt(1, 3, port, job="b")]
+    assert "port is in use" in str(theirs[0].outcome())
+    assert "rank 0 refused: this is rank 1 of another job" in str(theirs[1].outcome())
+    ours.append(Attempt(2, 3, port, job="a"))
+    assert [rank.outcome() for rank in ours] == [ID] * 3
+
+
+def test_rank_0_says_whom_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_side, "_FIRST_WORD_S", 0.1)
+    port = free_port()
+    server = Attempt(0, 3, port, 1.0)
+    Attempt(2, 3, port)
+    server.outcome()
+    said = [line for line in caplog.messages if "has waited" in line]
+    assert 1 <= len(said) <= 4 and said[-1].endswith("1 of 3 ranks: ranks 1")
+
+
 def test_a_protocol_of_another_version() -> None:
     port = free_port()
     server = Attempt(0, 2, port)
     with retry(port) as peer:
-        peer.sendall(bootstrap.HELLO.pack(bootstrap.HELLO_MAGIC, 9, 1, 2))
+        peer.sendall(wire.HELLO.pack(wire.HELLO_MAGIC, 9, 1, 2, bytes(8)))
         assert "speaks protocol 9" in str(server.outcome())
 
 
@@ -169,14 +233,14 @@ def fake_server(answer: Callable[[socket.socket], Any]) -> int:
     def serve() -> None:
         peer, _ = server.accept()
         with server, peer:
-            peer.recv(bootstrap.HELLO.size)
+            peer.recv(wire.HELLO.size)
             answer(peer)
 
     threading.Thread(target=serve, daemon=True).start()
     return int(server.getsockname()[1])
 
 
-REPLY = bootstrap.REPLY.pack(bootstrap.REPLY_MAGIC, 0, 128)
+REPLY = wire.REPLY.pack(wire.REPLY_MAGIC, 0, 128)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +251,7 @@ REPLY = bootstrap.REPLY.pack(bootstrap.REPLY_MAGIC, 0, 128)
         (b"", "short read from .*: 0 of 16 bytes"),
         (REPLY[:9], "short read from .*: 9 of 16 bytes"),
         (REPLY + ID[:100], "short read from .*: 100 of 128 bytes"),
-        (bootstrap.REPLY.pack(bootstrap.REPLY_MAGIC, 0, 1 << 30), "not rank 0 of a canary"),
+        (wire.REPLY.pack(wire.REPLY_MAGIC, 0, 1 << 30), "not rank 0 of a canary"),
     ],
 )
 def test_a_wrong_peer_and_a_short_read(answer: bytes, said: str) -> None:
@@ -220,6 +284,17 @@ def test_the_missing_ranks_are_named() -> None:
     text = "after 0.6 s 2 of 4 ranks have not come: ranks 2, 3"
     assert server.outcome() == text
     assert first.outcome() == f"rank 0 refused: {text}"
+
+
+def test_a_long_wait_for_rank_0_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "RETRY_PERIOD", 0.01)
+    caplog.set_level(logging.INFO, "nccluprobe.canary")
+    with pytest.raises(BootstrapError):
+        bootstrap.exchange(1, 2, lambda: ID, (HOST, free_port()), 0.3)
+    levels = [record.levelno for record in caplog.records]
+    assert levels[:3] == [logging.INFO, logging.INFO, logging.WARNING]
 
 
 # ---- the launcher's variables ----------------------------------------------------------------
@@ -278,6 +353,22 @@ def test_the_missing_ranks_are_named() -> None:
 )
 def test_from_environment(environ: dict[str, str], expected: Launch | None) -> None:
     assert from_environment(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "x"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, None),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+            "7.2",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_the_name_of_a_job(environ: dict[str, str], name: str | None) -> None:
+    assert job_name(environ) == name
 
 
 @pytest.mark.parametrize("port", ["", "x", "0", "65536", "-1"])

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def refusals(rank: int, world: int, port: int) -> Any:
     with backend(rank, world, port, capacity=256) as b:
         buf, small = b.alloc(4096), b.alloc(64)
         seen = calls_of(b)
-        attempts = [
+        attempts: list[Callable[[], object]] = [
             lambda: b.all_reduce(buf, 65, "float32"),  # 260 bytes, the receive buffer has 256
             lambda: b.all_reduce(buf, 129, "bfloat16"),
             lambda: b.all_reduce(small, 17, "float32"),
@@ -112,7 +112,7 @@ def refusals(rank: int, world: int, port: int) -> Any:
         for attempt in attempts:
             with pytest.raises(ArgumentError):
                 attempt()
-        empty = [
+        empty: list[Callable[[], object]] = [
             lambda: b.all_reduce(buf, 0, "float32"),
             lambda: b.broadcast(buf, 0, "float32", 0),
             lambda: b.all_gather(buf, buf, 0, "float32"),

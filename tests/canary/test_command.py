@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 from support.e2e import clean_env, wait_for
+from typer.testing import CliRunner
 
-from nccluprobe.canary.truth import truths
+from nccluprobe.canary.errors import ArgumentError
+from nccluprobe.canary.sweep import sweep
+from nccluprobe.canary.truth import say, truths
+from nccluprobe.cli.main import build
 from nccluprobe.errors import ExitCode
 
 COMMAND = [sys.executable, "-m", "nccluprobe", "canary"]
@@ -41,8 +45,12 @@ def run(
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    (line,) = done.stderr.splitlines()
     assert done.stdout == ""
+    return one_line_of(done.stderr)
+
+
+def one_line_of(text: str) -> str:
+    (line,) = text.splitlines()
     return line
 
 
@@ -151,6 +159,86 @@ def test_signals_end_all_ranks(number: signal.Signals) -> None:
     process.send_signal(number)
     assert process.wait(20) == (130 if number == signal.SIGINT else 128 + number)
     wait_for(lambda: not Path(f"/proc/{planted['pid']}").exists(), "the stopped rank's end")
+
+
+SERVICE = ("--sim", "--nproc", "3", "--sizes", "8", "--serve", "--every", "0.05")
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Children of `pid`."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def files_of(pid: int) -> set[Path]:
+    """What the rank shares with its peers."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[5]) for line in lines if "/dev/shm/simnccl-" in line}
+
+
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGINT, 1.0), (signal.SIGTERM, 0.3)],
+)
+def test_a_terminal_that_ends_a_service(number: signal.Signals, after: float) -> None:
+    """Ctrl-C goes to every process at once, at any time: no traceback, no process left."""
+    process = subprocess.Popen(
+        [*COMMAND, *SERVICE],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=clean_env(),
+        start_new_session=True,
+    )
+    wait_for(lambda: len(ranks_of(process.pid)) == 3, "the ranks", timeout=30)
+    time.sleep(after)
+    pids = ranks_of(process.pid)
+    os.killpg(process.pid, number)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 128 + number and told == ""
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize(("victim", "after"), [(0, 0.1), (1, 0.5), (2, 1.0)])
+def test_a_rank_killed_at_any_time_ends_the_rest(victim: int, after: float) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SERVICE, "--deadline", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=clean_env(),
+    )
+    wait_for(lambda: len(ranks_of(process.pid)) == 3, "the ranks", timeout=30)
+    time.sleep(after)
+    pids = ranks_of(process.pid)
+    os.kill(pids[victim], signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{pids[victim]}").exists(), "the end of a rank")
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert f"rank {victim} (pid {pids[victim]}) was ended by SIGKILL" in told
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_no_file_is_left_and_none_of_a_living_job_is_removed() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, *SERVICE],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=clean_env(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("request 0")
+    pids = ranks_of(process.pid)
+    files = files_of(pids[0])
+    sweep()
+    assert files and all(file.exists() for file in files)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert not [file for file in files if file.exists()]
 
 
 def test_ranks_end_with_their_parent() -> None:
@@ -266,7 +354,13 @@ def test_reconnect_goes_on_with_right_results() -> None:
         (("--rank", "3", "--world", "2", "--address", "127.0.0.1:1000"), "rank 3 of 2"),
         (("--rank", "0", "--world", "2", "--address", "nowhere"), "HOST:PORT"),
         (("--nccl", "x.so"), "--sim"),
-        ((), "no launcher"),
+        (("--cuda", "x.so"), "--sim"),
+        (("--nproc", "2", "--rank", "0", "--world", "2"), "--nproc starts all ranks"),
+        (("--nproc", "2", "--address", "127.0.0.1:1000"), "--nproc starts all ranks"),
+        (("--rank", "0", "--world", "1", "--hold", "3"), "--hold is for --nproc"),
+        (("--nproc", "2", "--serve", "--steps", "3"), "not for --serve"),
+        (("--nproc", "2", "--pause", "1"), "--pause is for --steps"),
+        (("--nproc", "2", "--inject", "never:rank=1", "--truth", "/nowhere/t"), "--truth"),
         (("--nproc", "1", "--serve"), "two ranks"),
         (("--nproc", "2", "--every", "1"), "--serve"),
         (("--nproc", "2", "--inject", "root:rank=1", "--ops", "all_gather"), "root"),
@@ -278,6 +372,57 @@ def test_bad_arguments_get_one_line(arguments: tuple[str, ...], says: str) -> No
     done = run("--sim", *arguments)
     assert done.returncode == ExitCode.USAGE, (done.stdout, done.stderr)
     assert says in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--iters", "0"), "--iters"),
+        (("--iters", "many"), "--iters"),
+        (("--iters", "99999999"), "--iters"),
+        (("--nproc", "0"), "--nproc"),
+        (("--steps", "0"), "--steps"),
+        (("--deadline", "nan"), "--deadline"),
+        (("--deadline", "0"), "--deadline"),
+        (("--pause", "inf", "--steps", "2"), "--pause"),
+        (("--hold", "inf"), "--hold"),
+        (("--requests", "0", "--serve"), "--requests"),
+        (("--json=1",), "--json"),
+        (("more",), "more"),
+    ],
+)
+def test_a_number_out_of_range_is_an_option_that_is_wrong(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    done = CliRunner().invoke(build(["canary"]), ["canary", "--sim", *arguments])
+    assert done.exit_code == ExitCode.USAGE
+    assert says in done.output.splitlines()[-1] and "Traceback" not in done.output
+
+
+def test_real_nccl_without_a_launcher() -> None:
+    done = run()
+    assert done.returncode == ExitCode.USAGE
+    assert "no launcher" in one_line(done)
+
+
+def test_the_stand_ins_need_no_number_of_ranks() -> None:
+    done = run("--sim", "--json", "--iters", "2", env={"NCCL_PROTO": "Simple"})
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert one_line_of(done.stderr) == "nccluprobe: canary: 2 local ranks; --nproc N for more"
+    found = json.loads(done.stdout)
+    assert (found["world"], found["settings"]) == (2, {"NCCL_PROTO": "Simple"})
+    assert max(r["bytes"] for r in found["results"]) == 64 << 10
+
+
+def test_verbose_logs_the_libraries_and_the_variables_of_nccl() -> None:
+    done = run(
+        *("--nproc", "2", *SMALL, "--ops", "barrier", "--verbose"), env={"NCCL_PROTO": "Simple"}
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    for rank in range(2):
+        assert f"nccluprobe: rank {rank} of 2: NCCL 2." in done.stderr
+        assert f"nccluprobe: rank {rank}: NCCL_PROTO=Simple\n" in done.stderr
+    assert "\nNCCL_PROTO=Simple\n" in done.stdout
 
 
 def test_no_library_is_a_failure_in_one_line() -> None:
@@ -292,14 +437,36 @@ def test_a_log_on_a_full_disk_keeps_no_rank_from_its_work() -> None:
     assert done.stderr.count("No space left") == 2
 
 
-@pytest.mark.parametrize("path", [FULL, "/nowhere/truth"])
-def test_a_truth_that_cannot_be_written_is_one_line(path: str) -> None:
-    done = run(
-        *("--nproc", "2", *SMALL, "--ops", "all_gather", "--hold", "20"),
-        *("--inject", "never:rank=1,at=0", "--truth", path),
-    )
-    assert f"--truth: {path} cannot be written" in done.stderr
-    assert "rank 1 (pid" in done.stderr and "Traceback" not in done.stderr
+def test_a_truth_on_a_full_disk_is_one_line() -> None:
+    with pytest.raises(ArgumentError, match=f"--truth: {FULL} cannot be written: No space left"):
+        say({}, Path(FULL))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--json",),
+        (),
+        ("--serve", "--every", "0.1", "--requests", "2"),
+        ("--inject", "never:rank=1,at=0", "--hold", "20"),
+    ],
+)
+def test_a_report_on_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path(FULL).open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "--nproc", "2", *SMALL, "--ops", "all_gather", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env=clean_env(),
+        )
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "the output cannot be written" in line]
+    assert len(lines) == 1 and "No space left" in lines[0]
+    assert done.returncode in (ExitCode.OUTPUT, ExitCode.CANARY_FAILED)
 
 
 def test_a_peer_that_never_came_ends_the_others(started: list[Any]) -> None:
