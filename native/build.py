@@ -88,6 +88,12 @@ TARGETS: dict[str, Target] = {
         ldflags=("-shared", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,--no-as-needed"),
         libs=("-l:libdl.so.2",),
     ),
+    "libnccluprobe_lines.so": Target(
+        sources=("lines/scan.c",),
+        # The analyzer's hot path: its loops are worth unrolling.
+        cflags=("-fPIC", "-fvisibility=hidden", "-O3"),
+        ldflags=("-shared",),
+    ),
     "nccl_load": Target(sources=("load/nccl_load.c",), libs=("-ldl", "-lpthread")),
 }
 

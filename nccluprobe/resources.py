@@ -20,6 +20,8 @@ PACKAGE = Path(__file__).resolve().parent
 SIMNCCL = "libsimnccl.so"
 SIMCUDA = "libsimcuda.so"
 NCCL_LOAD = "nccl_load"
+#: The native reader of call lines.
+LINES = "libnccluprobe_lines.so"
 
 
 def checkout() -> Path | None:
@@ -73,7 +75,7 @@ def native_file(name: str, *, build: bool = False) -> Path:
 
 
 def _up_to_date(root: Path, out: Path) -> bool:
-    built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD]
+    built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD, out / LINES]
     if not all(path.is_file() for path in built):
         return False
     oldest = min(path.stat().st_mtime for path in built)

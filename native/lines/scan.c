@@ -25,7 +25,7 @@ enum {
   API_SLOTS = 4 * MAX_APIS,
 };
 
-/* Columns, as in nccluprobe/trace/scanner.py. */
+/* Columns, as in nccluprobe/trace/scanner.py.  SIG: a signature + 1; 0: the function has none. */
 enum {
   T, DUR, RC, THREAD, GROUP, GDEPTH, COMM, IDX, ORD, STREAM, SEQ, PEER, CODE, SIG, COLUMNS
 };
@@ -81,6 +81,7 @@ struct call {
   uint32_t have;
   int64_t value[COLUMNS];
   int64_t count, root;
+  int64_t captured; /* `"capture":"yes"` */
   struct text api, datatype, op;
 };
 
@@ -283,13 +284,16 @@ static const char *take_known(const char *p, int field, int column, struct call 
   return take_integer(p, to);
 }
 
-/* The value of a field that nobody asks for; NULL: it is not plain. */
-static const char *skip_value(const char *p) {
+/* The value of a field that is no column; NULL: it is not plain. */
+static const char *skip_value(const char *p, struct text key, struct call *c) {
   struct text text;
   int64_t number;
   switch (*p) {
     case '"':
-      return take_text(p + 1, &text);
+      if ((p = take_text(p + 1, &text)) == NULL) return NULL;
+      if (key.length == 7 && is(key, "capture") && text.length == 3 && is(text, "yes"))
+        c->captured++;
+      return p;
     case 'n':
       return take_word(p, "null");
     case 't':
@@ -311,7 +315,7 @@ static const char *take_fields(const char *p, struct call *c) {
     int field = field_of(key, &column);
     if (field < 0 || ((uint32_t)field & c->have)) return NULL;
     c->have |= (uint32_t)field;
-    p = field ? take_known(p, field, column, c) : skip_value(p);
+    p = field ? take_known(p, field, column, c) : skip_value(p, key, c);
     if (p == NULL) return NULL;
     if (*p == '}') return p[1] == '\n' ? p + 1 : NULL;
     if (*p != ',') return NULL;
@@ -349,21 +353,22 @@ static int finish(struct scanner *s, struct call *c) {
   }
   if ((needs & HAS_DATATYPE) && (x.datatype = find_string(s, c->datatype)) < 0) return 0;
   if ((needs & HAS_OP) && (x.op = find_string(s, c->op)) < 0) return 0;
-  v[SIG] = find_signature(s, &x);
-  return v[SIG] >= 0;
+  v[SIG] = find_signature(s, &x) + 1;
+  return v[SIG] > 0;
 }
 
 /* Reads `length` bytes of whole lines.
  *
  * `columns`: COLUMNS columns of `most` rows; `rest`: REST_COLUMNS columns of
- * `most_rest` rows, at least one per line.  counts[] = lines, calls, rest.
+ * `most_rest` rows, at least one per line.  counts[] = lines, calls, rest,
+ * calls that were captured into a CUDA graph.
  */
 EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, int64_t *columns,
                            int64_t most, int64_t *rest, int64_t most_rest, int64_t *counts) {
   static const char HEAD[] = "{\"kind\":\"call\",";
   const size_t head = sizeof HEAD - 1;
   const char *p = data, *limit = data + length;
-  int64_t lines = 0, calls = 0, others = 0;
+  int64_t lines = 0, calls = 0, others = 0, captured = 0;
   while (p < limit) {
     const char *end = NULL;
     if (calls < most && (size_t)(limit - p) > head && memcmp(p, HEAD, head) == 0 &&
@@ -375,6 +380,7 @@ EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, 
       end = take_fields(p + head, &c);
       if (end != NULL && finish(s, &c)) {
         for (int i = 0; i < COLUMNS; i++) columns[i * most + calls] = c.value[i];
+        captured += c.captured;
         calls++;
         lines++;
         p = end + 1;
@@ -393,6 +399,7 @@ EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, 
   counts[0] = lines;
   counts[1] = calls;
   counts[2] = others;
+  counts[3] = captured;
 }
 
 /* How many lines there are. */

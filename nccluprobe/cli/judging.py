@@ -16,6 +16,7 @@ from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.report.text import report, single
 from nccluprobe.report.writer import FindingWriter, finding_line
+from nccluprobe.trace import scanner
 from nccluprobe.trace.reader import TraceReader
 
 SCAN_S = 1.0
@@ -59,7 +60,7 @@ class Session:
         self.reader = TraceReader(found.traces, run_id)
         self.found = found
         self.imported: Imported | None = None
-        self.analysis = Analysis(options)
+        self.analysis = Analysis(options, scanner.load())
         self.as_json = as_json
         self._live = False
         gc.set_threshold(_COLLECT_AT, 50, 50)

@@ -6,7 +6,7 @@ one by one, so that a bad line costs only itself.
 
 from __future__ import annotations
 
-from array import array
+import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,12 @@ import orjson
 
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
-from nccluprobe.match.calls import CallCounts, CallDecoder, Columns, columns_of, groups_left_open
+from nccluprobe.match.callrows import CallCounts, Calls, RowReader, joined, merged
+from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
+from nccluprobe.match.fastcalls import FastCalls
 from nccluprobe.match.lines import BAD, BadLine, SourceState
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.trace import scanner
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
 
 Line = dict[str, Any]
@@ -46,12 +49,14 @@ class DecodeCounts:
 class Decoder:
     """Decodes the chunks of all sources of one analysis."""
 
-    def __init__(self, table: SignatureTable) -> None:
+    def __init__(self, table: SignatureTable, native: ctypes.CDLL | None = None) -> None:
+        """``native``: what ``scanner.load`` gives; None: everything is read in Python."""
         self.table = table
         self.counts = DecodeCounts()
         self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
         self._sources: dict[int, SourceState] = {}
-        self._decoder = CallDecoder(table)
+        self._reader = RowReader(table)
+        self._fast = None if native is None else FastCalls(table, native)
 
     def opened(self, source: int, name: str) -> m.Item:
         """A source exists; also to be called for sources without a line so far."""
@@ -71,20 +76,29 @@ class Decoder:
             state = self._sources[source] = SourceState(source, path)
         state.path = path
         data = lines if isinstance(lines, bytes) else b"".join([x + b"\n" for x in lines])
-        rows, numbers = self._parse(path, first_line, data)
+        fast, rest, places = self._split(data)
+        rows, at = self._parse(path, first_line, rest, places[0])
         items: list[m.Item] = []
         late: list[m.Item] = []
-        calls, call_lines = rows, numbers
         kinds = [r["kind"] for r in rows]
         if kinds.count("call") != len(kinds):
-            at = [i for i, kind in enumerate(kinds) if kind != "call"]
-            others = [(rows[i], int(numbers[i])) for i in at]
-            calls = list(compress(rows, [kind == "call" for kind in kinds]))
-            call_lines = np.delete(numbers, at)
-            self._rare(state, others, items, late)
-        if calls:
+            is_call = [kind == "call" for kind in kinds]
+            mine = np.array(is_call)
+            numbers = (places[0, at[~mine]] + first_line).tolist()
+            others = [row for row, call in zip(rows, is_call, strict=True) if not call]
+            rows, at = list(compress(rows, is_call)), at[mine]
+            self._rare(state, list(zip(others, numbers, strict=True)), items, late)
+        calls = fast
+        if rows:
+            parts: list[tuple[Calls, m.Int64]] = []
+            self._read(state, rows, places[:, at], first_line, parts)
+            if parts:
+                slow = joined([part for part, _ in parts])
+                before = np.concatenate([b for _, b in parts])
+                calls = merged(fast, slow, before) if len(fast) else slow
+        if len(calls):
             state.watch_returns = any(isinstance(i, m.Enter) for i in late)
-            self._calls(state, calls, call_lines, items)
+            self._calls(state, calls, items)
         items += [i for i in late if not self._has_returned(state, i)]
         state.returned.clear()
         items.append(m.Progress(source, state.through, caught_up))
@@ -92,34 +106,51 @@ class Decoder:
 
     # -- parsing -----------------------------------------------------------
 
-    def _parse(self, path: str, first_line: int, data: bytes) -> tuple[list[Line], m.Int64]:
-        n = data.count(b"\n")
-        self.counts.lines += n
+    def _split(self, data: bytes) -> tuple[Calls, bytes, m.Int64]:
+        """What the native reader takes; the other lines, with numbers and calls before each."""
+        if self._fast is None:
+            n = data.count(b"\n")
+            self.counts.lines += n
+            if b'"capture":"yes"' in data:
+                self.counts.captured += data.count(b'"capture":"yes"')
+            return _NO_CALLS, data, np.stack((np.arange(n), np.zeros(n, np.int64)))
+        found = self._fast.read(data)
+        self.counts.lines += found.lines
+        self.counts.captured += found.captured
+        rest = found.rest
+        starts, ends = rest[scanner.START].tolist(), rest[scanner.END].tolist()
+        left = b"".join([data[a : b + 1] for a, b in zip(starts, ends, strict=True)])
+        self.counts.captured += left.count(b'"capture":"yes"')
+        return Calls(found.calls), left, rest[scanner.LINE :]
+
+    def _parse(
+        self, path: str, first_line: int, data: bytes, places: m.Int64
+    ) -> tuple[list[Line], m.Int64]:
+        """Rows, and which of the lines they are; ``places``: numbers of the lines, from 0."""
+        n = len(places)
         if not n:
             return [], np.empty(0, np.int64)
-        if b'"capture":"yes"' in data:
-            self.counts.captured += data.count(b'"capture":"yes"')
         try:
             rows = orjson.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
             if len(rows) == n:
                 for r in rows:
                     r["kind"]  # an object, and with a kind
-                return rows, np.arange(first_line, first_line + n)
+                return rows, np.arange(n)
         except (orjson.JSONDecodeError, TypeError, KeyError, IndexError):
             pass
         good: list[Line] = []
-        numbers = array("q")
-        for number, line in enumerate(data[:-1].split(b"\n"), first_line):
+        at: list[int] = []
+        for i, line in enumerate(data[:-1].split(b"\n")):
             try:
                 row = orjson.loads(line)
                 if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
                     raise BadLine("not an object with a kind")
             except (orjson.JSONDecodeError, BadLine) as error:
-                self._bad(path, number, str(error))
+                self._bad(path, first_line + int(places[i]), str(error))
                 continue
             good.append(row)
-            numbers.append(number)
-        return good, np.frombuffer(numbers, np.int64)
+            at.append(i)
+        return good, np.array(at, np.int64)
 
     def _bad(self, path: str, number: int, why: str) -> None:
         self.counts.bad_lines += 1
@@ -168,39 +199,51 @@ class Decoder:
 
     # -- calls -------------------------------------------------------------
 
-    def _calls(
-        self, state: SourceState, rows: list[Line], numbers: m.Int64, out: list[m.Item]
+    def _read(
+        self,
+        state: SourceState,
+        rows: list[Line],
+        places: m.Int64,
+        first_line: int,
+        out: list[tuple[Calls, m.Int64]],
     ) -> None:
+        """Calls of rows, and the calls before each; a bad row costs only itself."""
         counts = CallCounts()
         try:
-            c = columns_of(rows, state.offset)
-            made = self._decoder.items(state, rows, c, counts)
+            found = self._reader.read(state, rows, counts)
         except BAD as error:
             if len(rows) == 1:
                 what = type(error).__name__
-                self._bad(state.path, int(numbers[0]), f"call: {what}: {error!s}"[:200])
+                number = first_line + int(places[0, 0])
+                self._bad(state.path, number, f"call: {what}: {error!s}"[:200])
                 return
-            # A bad line costs only itself: the halves are taken by themselves.
             half = len(rows) // 2
-            self._calls(state, rows[:half], numbers[:half], out)
-            self._calls(state, rows[half:], numbers[half:], out)
+            self._read(state, rows[:half], places[:, :half], first_line, out)
+            self._read(state, rows[half:], places[:, half:], first_line, out)
             return
-        self.counts.calls += len(rows)
         self.counts.blind_calls += counts.blind_calls
         self.counts.unknown_apis.update(counts.unknown_apis)
+        out.append((found, places[1]))
+
+    def _calls(self, state: SourceState, calls: Calls, out: list[m.Item]) -> None:
+        c = columns_of(calls.table, state.offset)
+        self.counts.calls += len(calls)
         ordered = bool((c.t[1:] >= c.t[:-1]).all())
         order = slice(None) if ordered else np.argsort(c.t, kind="stable")
         out.append(m.Activity(state.source, c.t[order], c.t_exit[order]))
         if state.inside:
             out += _returns(state, c)
-        if bool((c.rc == m.RC_NONE).any()):
-            out += _cut(state, rows, self.table)
+        if calls.rows:
+            out += _cut(state, calls.rows, self.table)
         if state.watch_returns:
             state.returned.update(zip(c.thread.tolist(), c.t.tolist(), strict=True))
-        if state.open_groups or c.group.any():
+        if state.open_groups or c.grouped:
             out += groups_left_open(state, c)
-        out += made
+        out += items_of(state.source, calls, c)
         state.through = max(state.through, int(c.t.max()))
+
+
+_NO_CALLS = Calls(np.empty((scanner.COLUMNS, 0), np.int64))
 
 
 def _returns(state: SourceState, c: Columns) -> list[m.Item]:
@@ -219,7 +262,7 @@ def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> list[m.
     """Calls that their end cut off, whether or not they were told of as inside before."""
     found: list[m.Enter] = []
     for row in rows:
-        if row.get("end") == "no_return":
+        if row["rc"] is None and row.get("end") == "no_return":
             try:
                 made = rare.CONVERTERS["enter"](row, state, {}, table)
             except BAD:

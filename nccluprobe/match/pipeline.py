@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -20,9 +21,10 @@ _SETTLE_LINES = 50_000
 class Analysis:
     """Feed lines, ask for findings.  Pure, like everything in this package."""
 
-    def __init__(self, options: Options | None = None) -> None:
+    def __init__(self, options: Options | None = None, native: ctypes.CDLL | None = None) -> None:
+        """``native``: the native reader of call lines, from ``trace.scanner.load``."""
         self.table = SignatureTable()
-        self.decoder = Decoder(self.table)
+        self.decoder = Decoder(self.table, native)
         self.matcher = Matcher(options, self.table)
         self._opened: set[int] = set()
         self._settled = 0  # lines until the last time
