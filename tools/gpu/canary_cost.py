@@ -3,7 +3,9 @@
 canary_cost.py OUT [--pair]
 
 Two pairs of ranks stay alive: one bare, to which probes are put and from which they are
-taken, and one under the preload library. All kinds are measured in turn, several times.
+taken, and one under the preload library, which also calls NCCL past the library's wrapper.
+So each kind of tracing is compared with the same process, on the same core, without it.
+All kinds are measured in turn, several times.
 --pair: instead, the two-rank all-reduce against ncclAllReduce.
 """
 
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from _canary import PLAIN, SIM, Attach, end, table
@@ -25,14 +29,18 @@ from nccluprobe.canary.ranks import free_port
 WORKER = Path(__file__).resolve().parent / "canary_worker.py"
 CALLS = 2000 if SIM else 20000
 RATE = 2000 if SIM else 40000
-ROUNDS = 2 if SIM else 4
+ROUNDS = 3 if SIM else 5
 PAIR = 1 << (16 if SIM else 22)
+#: Of the preload library, so that the collector keeps up with calls without a pause.
+RING_KB = "16384"
+#: Without tracing: the pair that probes are put to, and the one under the preload library.
+BARE, UNDER = "bare", "past preload"
 
 
 class Pair:
     """Two ranks, and what they answer."""
 
-    def __init__(self, log: Path, port: int, *front: str) -> None:
+    def __init__(self, log: Path, port: int, cores: Sequence[int], *front: str) -> None:
         self.ranks: list[subprocess.Popen[str]] = []
         with log.open("w") as file:
             for rank in range(2):
@@ -42,6 +50,7 @@ class Pair:
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": "2",
                     "NCCLUPROBE_CANARY_ADDRESS": f"127.0.0.1:{port}",
+                    **({"CANARY_CORE": str(cores[rank])} if cores else {}),
                 }
                 self.ranks.append(
                     subprocess.Popen(
@@ -91,7 +100,7 @@ class Pair:
 
 
 def compare_pair(out: Path) -> int:
-    ranks = Pair(out / "pair.log", free_port())
+    ranks = Pair(out / "pair.log", free_port(), ())
     try:
         answers = ranks.ask(f"pair {PAIR}")
     finally:
@@ -106,64 +115,128 @@ def compare_pair(out: Path) -> int:
     return 0 if all(a["max_ulp"] <= 1 for answer in answers for a in answer.values()) else 1
 
 
+def cores() -> tuple[list[int], set[int]]:
+    """A core for each rank, none of them the other thread of another, and all that are left.
+
+    No core for a rank where there are too few.
+    """
+    free = sorted(os.sched_getaffinity(0))
+    pairs: list[set[int]] = []
+    for core in free:
+        path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        siblings = {core}
+        if path.exists():
+            for part in path.read_text().strip().split(","):
+                first, _, last = part.partition("-")
+                siblings |= set(range(int(first), int(last or first) + 1))
+        if siblings not in pairs:
+            pairs.append(siblings)
+    if len(pairs) < 6:
+        return [], set(free)
+    taken = [pairs[-2], pairs[-4]]
+    return [min(t) for t in taken], set(free) - set().union(*taken)
+
+
 def cost(out: Path) -> int:
-    spent: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """Rounds of all kinds, in an order that turns: one line of raw figures per measurement."""
+    raw: list[dict[str, Any]] = []
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix="canary-") as folder:
+    places, rest = cores()
+    os.sched_setaffinity(0, rest)  # and so the daemons, and NCCL's own threads
+    print(f"cores of the ranks: {places or 'not pinned'}")
+    with (
+        tempfile.TemporaryDirectory(prefix="canary-") as folder,
+        (out / "cost.jsonl").open("w") as file,
+    ):
         work = Path(folder)
-        bare = Pair(out / "cost.bare.log", port)
-        front = [*PLAIN, "preload", "--out", str(work / "preload"), "--"]
-        preloaded = Pair(out / "cost.preload.log", port + 4, *front)
+        bare = Pair(out / "cost.bare.log", port, places)
+        front = [*PLAIN, "preload", "--ring-kb", RING_KB, "--out", str(work / "preload"), "--"]
+        preloaded = Pair(out / "cost.preload.log", port + 4, places, *front)
+        offset = bare.hello[0]["offset"]
         pids = [x for pid in bare.pids for x in ("--pid", str(pid))]
 
-        def measure(kind: str, ranks: Pair) -> None:
-            for answer in ranks.ask(f"calls {CALLS}"):
-                for where, figures in answer.items():
-                    spent[where, kind].append(figures)
-            for answer in ranks.ask(f"rate {RATE}"):
-                for where, figure in answer.items():
-                    rates[where, kind].append(figure)
+        def measure(number: int, kind: str, ranks: Pair, at: str = "") -> None:
+            calls = ranks.ask(f"calls {CALLS} {at}")
+            rates = ranks.ask(f"rate {RATE} {at}")
+            for rank, (spent, rate) in enumerate(zip(calls, rates, strict=True)):
+                for where, figures in spent.items():
+                    line = {"round": number, "comm": where, "rank": rank, "kind": kind}
+                    line |= {k: round(v, 3) for k, v in figures.items()}
+                    raw.append(line | {"rate": round(rate[where])})
+                    file.write(json.dumps(raw[-1]) + "\n")
+            file.flush()
 
+        def attached(number: int, kind: str, *options: str) -> None:
+            log = out / f"cost.attach.{kind}.{number}.log"
+            attach = Attach(work / f"{kind}{number}", log, *pids, *options)
+            try:
+                measure(number, kind, bare)
+            finally:
+                attach.stop()
+
+        kinds: list[Callable[[int], None]] = [
+            lambda n: measure(n, BARE, bare),
+            lambda n: attached(n, "enter", "--no-exit"),
+            lambda n: attached(n, "enter+exit"),
+            lambda n: measure(n, UNDER, preloaded, str(offset)),
+            lambda n: measure(n, "preload", preloaded),
+        ]
         try:
             for ranks in (bare, preloaded):
                 ranks.ask(f"calls {CALLS}")  # connections, caches, clocks
             for number in range(ROUNDS):
-                measure("bare", bare)
-                for kind, options in (("enter", ["--no-exit"]), ("enter+exit", [])):
-                    log = out / f"cost.attach.{kind}.{number}.log"
-                    attach = Attach(work / f"{kind}{number}", log, *pids, *options)
-                    try:
-                        measure(kind, bare)
-                    finally:
-                        attach.stop()
-                measure("preload", preloaded)
+                for kind in kinds if number % 2 == 0 else kinds[::-1]:
+                    kind(number)
                 # After every round: whoever has to stop early keeps what is measured.
                 print(f"\nround {number + 1} of {ROUNDS}", flush=True)
-                report(spent, rates)
+            report(raw)
         finally:
             bare.end()
             preloaded.end()
     return 0
 
 
-def report(spent: dict[Any, list[dict[str, float]]], rates: dict[Any, list[float]]) -> None:
-    print("\nhost time of ncclAllReduce of 8 bytes, us per call, through ctypes;")
-    print("per kind the least and the largest of the runs' values, both ranks")
+def report(raw: list[dict[str, Any]]) -> None:
+    """Medians over the rounds, rank by rank, beside the same process without tracing."""
+    runs: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in raw:
+        runs[line["comm"], line["rank"], line["kind"]].append(line)
+    print("\nhost time of ncclAllReduce of 8 bytes through ctypes, us per call: median over the")
+    print("rounds of each round's median, least and largest; added to, and times, the same")
+    print("process of the same round without tracing (preload: its calls past the wrapper)")
+    head = ("communicator", "rank", "tracing", "rounds", "p50", "least - largest", "p99")
     rows = []
-    for (where, kind), runs in sorted(spent.items()):
-        cells = [
-            f"{min(r[q] for r in runs):.2f} - {max(r[q] for r in runs):.2f}"
-            for q in ("p50", "p99", "mean")
-        ]
-        rows.append((where, kind, str(len(runs)), *cells))
-    table(("communicator", "tracing", "runs", "p50", "p99", "mean"), rows)
-    print("\nrate of queued ncclAllReduce of 8 bytes, thousands a second")
-    rows = [
-        (where, kind, str(len(runs)), f"{min(runs) / 1000:.1f}", f"{max(runs) / 1000:.1f}")
-        for (where, kind), runs in sorted(rates.items())
-    ]
-    table(("communicator", "tracing", "runs", "least", "largest"), rows)
+    rates = []
+    for (comm, rank, kind), lines in sorted(runs.items()):
+        against = runs[comm, rank, UNDER if kind == "preload" else BARE]
+        base = {line["round"]: line for line in against}
+        p50 = [line["p50"] for line in lines]
+        added = [line["p50"] - base[line["round"]]["p50"] for line in lines]
+        times = [line["p50"] / base[line["round"]]["p50"] for line in lines]
+        rows.append(
+            (
+                *(comm, str(rank), kind, str(len(lines)), f"{median(p50):.2f}"),
+                f"{min(p50):.2f} - {max(p50):.2f}",
+                f"{median(line['p99'] for line in lines):.2f}",
+                *(
+                    ("-", "-")
+                    if kind in (BARE, UNDER)
+                    else (f"{median(added):+.2f}", f"{median(times):.2f}")
+                ),
+            )
+        )
+        rate = [line["rate"] / 1000 for line in lines]
+        less = [line["rate"] / base[line["round"]]["rate"] for line in lines]
+        rates.append(
+            (
+                *(comm, str(rank), kind, f"{median(rate):.1f}"),
+                f"{min(rate):.1f} - {max(rate):.1f}",
+                "-" if kind in (BARE, UNDER) else f"{median(less):.2f}",
+            )
+        )
+    table((*head, "added", "times"), rows)
+    print("\nqueued ncclAllReduce of 8 bytes, thousands a second: median over the rounds")
+    table(("communicator", "rank", "tracing", "rate", "least - largest", "times"), rates)
 
 
 def main() -> int:

@@ -1,9 +1,12 @@
 """One of two ranks that does what it is told on standard input, one JSON line per answer.
 
-RANK and WORLD_SIZE and NCCLUPROBE_CANARY_ADDRESS are in the environment. Commands:
-"calls N" (host time of N ncclAllReduce of 8 bytes, on a communicator of one rank and on
-that of both), "rate N" (calls per second, queued), "pair N" (the two-rank all-reduce
-against ncclAllReduce), "quit".
+RANK and WORLD_SIZE and NCCLUPROBE_CANARY_ADDRESS are in the environment, and in
+CANARY_CORE the core that its main thread is to stay on, if any. Commands: "calls N" (host
+time of N ncclAllReduce of 8 bytes, on a communicator of one rank and on that of both),
+"rate N" (calls per second, queued), "pair N" (the two-rank all-reduce against
+ncclAllReduce), "quit". "calls N OFFSET" and "rate N OFFSET" call the function at that
+offset of the library in place of the one that the loader gives: under the preload library
+that is NCCL's own, and not the wrapper.
 """
 
 from __future__ import annotations
@@ -27,11 +30,28 @@ from nccluprobe.canary.libraries import simulated
 _BATCH = 64
 
 
-def all_reduce_of(backend: NcclBackend) -> Callable[[], int]:
+def library_at(backend: NcclBackend) -> tuple[ctypes.CDLL, int]:
+    """NCCL, and where it is loaded: the first word of what dlopen gives (struct link_map)."""
+    library = ctypes.CDLL(backend.nccl.path)
+    return library, int(ctypes.c_size_t.from_address(library._handle).value)
+
+
+def offset_of(backend: NcclBackend) -> int:
+    """ncclAllReduce's place in the library, where nothing is preloaded."""
+    library, base = library_at(backend)
+    return (ctypes.cast(library.ncclAllReduce, ctypes.c_void_p).value or 0) - base
+
+
+def all_reduce_of(backend: NcclBackend, offset: int | None) -> Callable[[], int]:
     """ncclAllReduce of two floats, called with as little Python around it as there can be."""
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    function = ctypes.CDLL(backend.nccl.path).ncclAllReduce
-    function.argtypes = [pointer, pointer, size, number, number, pointer, pointer]
+    types = [pointer, pointer, size, number, number, pointer, pointer]
+    library, base = library_at(backend)
+    if offset is None:
+        function: Callable[..., int] = library.ncclAllReduce
+    else:
+        function = ctypes.CFUNCTYPE(number, *types)(base + offset)
+    function.argtypes = types  # type: ignore[attr-defined]
     buffer = backend.alloc(64)
     buffer.fill(0)
     arguments = (
@@ -112,19 +132,25 @@ def main() -> None:
     with NcclBackend.from_environment(nccl=nccl, cuda=cuda) as both:
         alone = both.split(both.rank)
         assert alone is not None
-        functions = {
-            "1 rank": (alone, all_reduce_of(alone)),
-            "2 ranks": (both, all_reduce_of(both)),
-        }
-        print(json.dumps({"pid": os.getpid(), "nccl": both.nccl.version_text()}), flush=True)
+        backends = {"1 rank": alone, "2 ranks": both}
+        made: dict[tuple[str, int | None], Callable[[], int]] = {}
+        if core := os.environ.get("CANARY_CORE"):
+            # Now, and only this thread: NCCL's own stay where they were started.
+            os.sched_setaffinity(0, {int(core)})
+        hello = {"pid": os.getpid(), "nccl": both.nccl.version_text(), "offset": offset_of(both)}
+        print(json.dumps(hello), flush=True)
         for line in sys.stdin:
-            word, n = [*line.split(), "0"][:2]
+            word, *numbers = line.split()
+            n = numbers[0] if numbers else "0"
+            offset = int(numbers[1]) if len(numbers) > 1 else None
             answer: dict[str, Any] = {}
             if word == "quit":
                 break
             if word == "pair":
                 answer = {d: pair(both, d, int(n)) for d in ("bfloat16", "float32")}
-            for name, (backend, call) in functions.items():
+            for name, backend in backends.items():
+                call = made.get((name, offset)) or all_reduce_of(backend, offset)
+                made[name, offset] = call
                 if word == "calls":
                     answer[name] = calls(backend, call, int(n))
                 elif word == "rate":
