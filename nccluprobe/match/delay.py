@@ -16,6 +16,8 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.options import Options
+from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
 
@@ -44,7 +46,7 @@ class Delays:
     ended: list[Episode] = field(default_factory=list)
 
     def judge(
-        self, waits: list[LateSlot], missed: dict[Hashable, list[int]], late_after: int
+        self, waits: list[LateSlot], missed: dict[Hashable, list[int]], options: Options
     ) -> None:
         """Judge long waits, oldest first.
 
@@ -52,12 +54,12 @@ class Delays:
         that was an absence finding is not a delay finding as well.
         """
         for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
-            found = late_ranks(wait, late_after)
+            found = late_ranks(wait, options.late_after)
             if found is None:
                 continue
             in_time, late = found
             for rank in late:
-                self._judge_rank(wait, rank, in_time, missed, late_after)
+                self._judge_rank(wait, rank, in_time, missed, options)
 
     def _judge_rank(
         self,
@@ -65,7 +67,7 @@ class Delays:
         rank: int,
         in_time: list[int],
         missed: dict[Hashable, list[int]],
-        late_after: int,
+        options: Options,
     ) -> None:
         comm = wait.comm
         e = comm.endpoints.get(rank)
@@ -79,7 +81,10 @@ class Delays:
         if bound is None or 2 * bound > spread:
             return
         silence = e.process.silence_before(t, t - spread)
-        if silence is None or silence[1] - silence[0] <= late_after:
+        if silence is None or silence[1] - silence[0] <= options.late_after:
+            return
+        excused = of_process(e.process, silence[0], silence[1], options)
+        if silence[1] - max(silence[0], excused) <= options.late_after:
             return
         if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ())):
             return

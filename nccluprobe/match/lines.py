@@ -169,6 +169,18 @@ def _process_end(row: Line, state: SourceState, _: dict[str, int], __: Signature
 
 
 def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+    if row["state"] == "phase":
+        since = _time(row, "since", state)
+        return m.Phase(
+            source=state.source,
+            t=_time(row, "t", state),
+            name=_opt_text(row, "phase"),
+            since=since,
+            beat=_time(row, "beat", state) if "beat" in row else since,
+            every=_opt_int(row, "every"),
+            limit=_opt_int(row, "limit"),
+            step=_opt_int(row, "step"),
+        )
     return m.StateNote(
         state.source, _time(row, "t", state), _text(row["state"]), _opt_text(row, "detail")
     )

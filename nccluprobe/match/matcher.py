@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nccluprobe.match import absence, completion, exits, idle, inits, leaving, roles, sites
+from nccluprobe.match import (
+    absence,
+    completion,
+    exits,
+    idle,
+    inits,
+    leaving,
+    phases,
+    roles,
+    sites,
+)
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -86,6 +96,7 @@ class Matcher(State):
         current += self.p2p.findings
         current += exits.judge(self, waits, contexts, self._context_of)
         current = idle.apply(waits, current, contexts)
+        current = phases.apply(waits, current, contexts, self.processes.values(), self._context_of)
         current += roles.assign(
             waits,
             current,
@@ -165,7 +176,7 @@ class Matcher(State):
             and not idle.delay_is_idle(w, self.table[w.sig], self.options)
         ]
         self._late = [w for w in self._late if self._now is not None and w.last > safe]
-        self.delays.judge(due, self._missed, self.options.late_after)
+        self.delays.judge(due, self._missed, self.options)
         return self.delays.findings(contexts)
 
     def _watch(self, comm: Communicator, ctx: Context) -> None:

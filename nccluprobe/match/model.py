@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nccluprobe.match.phases import Phase as Phase
 from nccluprobe.nccl.enums import IN_PROGRESS, SUCCESS
 
 Int64 = NDArray[np.int64]
@@ -383,5 +384,6 @@ Item = (
     | Coverage
     | ProcessEnd
     | StateNote
+    | Phase
     | Looked
 )

@@ -28,9 +28,20 @@ class Options:
     idle_ok: tuple[str, ...] = ()
     #: So many long waits that ended well teach that a rooted wait is idle.
     idle_lessons: int = 3
+    #: Declared phases -> their limits (name or pattern); the first that fits holds.
+    phase_limits: tuple[tuple[str, int], ...] = ()
+    #: Limit of a phase that neither this list nor the job itself limits.
+    phase_default: int = 1800 * SECOND
 
     #: Report also what is risky but did not stop the job.
     lint: bool = False
+
+    def phase_limit(self, name: str, declared: int | None) -> int:
+        """How long a phase may last, ns; ``declared``: by the job's own word."""
+        for pattern, limit in self.phase_limits:
+            if fnmatch.fnmatchcase(name, pattern):
+                return limit
+        return self.phase_default if declared is None else declared
 
     def idle_declared(self, name: str | None, comm_hash: str) -> bool:
         """Whether ``--idle-ok`` was given for this communicator."""

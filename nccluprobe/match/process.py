@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match.phases import Phases
 
 if TYPE_CHECKING:
     from nccluprobe.match.communicator import LateSlot
@@ -78,6 +79,8 @@ class Process:
     #: Time of the first coverage line: watched since then.
     first_coverage: int = 0
     read_through: int = 0
+    #: What it declared of itself.
+    phases: Phases = field(default_factory=Phases)
     #: Long waits that it took part in (communicator.LateSlot).
     waits: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=64))
     _loss_t: list[int] = field(default_factory=list)

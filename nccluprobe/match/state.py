@@ -65,6 +65,7 @@ class State:
             m.Coverage: self._coverage,
             m.ProcessEnd: self._process_end,
             m.StateNote: self._note,
+            m.Phase: self._phase,
             m.Looked: self._looked,
         }
 
@@ -276,6 +277,9 @@ class State:
     def _note(self, note: m.StateNote) -> None:
         if len(self.notes) < 1000:
             self.notes.append(note)
+
+    def _phase(self, p: m.Phase) -> None:
+        self._of(p.source).phases.note(p)
 
     def _looked(self, look: m.Looked) -> None:
         self._of(look.source).snapshot = True

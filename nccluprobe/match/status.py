@@ -100,6 +100,8 @@ def rank_status(
     status |= process_facts(p)
     if e.last_t:
         status["last_entered_unix_ns"] = e.last_t
+    if (phase := p.phases.now(now)) is not None:
+        status |= {"phase": phase.name, "phase_s": seconds(now - phase.since)}
     if e.queued_in_group:
         status["queued_in_open_group"] = True
     if e.end is not None:
