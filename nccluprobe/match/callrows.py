@@ -67,7 +67,7 @@ class Calls:
     rows: list[Line] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return self.table.shape[1]
+        return int(self.table.shape[1])
 
 
 def merged(fast: Calls, slow: Calls, before: m.Int64) -> Calls:

@@ -146,8 +146,9 @@ class Scanner:
         found = []
         for i in range(first, self._library.ncp_lines_signatures(self._state)):
             self._library.ncp_lines_signature(self._state, i, numbers, datatype, op)
+            code, count, root = numbers
             texts = (datatype.value.decode("ascii"), op.value.decode("ascii"))
-            found.append(RawSignature(*numbers, *texts))
+            found.append(RawSignature(code, count, root, *texts))
         return found
 
     def forget(self) -> None:
