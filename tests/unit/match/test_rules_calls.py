@@ -1,0 +1,61 @@
+"""Rules of calls inside and in groups that no other test would miss: read step by step."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import Run, steps
+from support.tracegen import Comm, Job
+
+AR = "ncclAllReduce"
+
+
+def entered(run: Run) -> dict[int | None, int]:
+    """Rank -> calls that count as entered."""
+    (comm,) = run.analysis.matcher.comms.values()
+    return {rank: e.entered for rank, e in comm.endpoints.items()}
+
+
+def world(n: int = 2) -> tuple[Job, list[Comm], float]:
+    job = Job()
+    comms = job.world(n)
+    return job, comms, steps(comms, 3)
+
+
+@pytest.mark.parametrize("rc", [0, 3])
+def test_a_call_that_failed_in_the_end_was_none(rc: int) -> None:
+    """It counted while it was inside."""
+    job, comms, t = world()
+    one, other = comms
+    line = one.proc.enter(one, AR, t)
+    one.proc.cover(0.5, t + 20)
+    done = {**line, "kind": "call", "dur": 21_000_000_000, "rc": rc}
+    one.proc.add(t + 21, done)
+    one.proc.cover(t + 22, t + 40)
+    other.proc.cover(0.5, t + 40)
+    run = Run(job)
+    run.until(t + 10)
+    run.scan()
+    assert entered(run) == {0: 4, 1: 3}
+    run.all()
+    run.scan()
+    assert entered(run) == {0: 4 if rc == 0 else 3, 1: 3}
+
+
+@pytest.mark.parametrize("rc", [0, 3])
+def test_calls_of_a_group_that_failed_in_the_end_were_none(rc: int) -> None:
+    """They counted while their thread was inside the group's end."""
+    job, comms, t = world()
+    one, other = comms
+    one.proc.group([(one, AR, {}), (one, AR, {})], t, state="inside")
+    line = one.proc.lines[-1][2]
+    one.proc.cover(0.5, t + 20)
+    one.proc.add(t + 21, {**line, "kind": "call", "dur": 20_000_000_000, "rc": rc})
+    one.proc.cover(t + 22, t + 40)
+    other.proc.cover(0.5, t + 40)
+    run = Run(job)
+    run.until(t + 10)
+    run.scan()
+    assert entered(run) == {0: 5, 1: 3}
+    run.all()
+    run.scan()
+    assert entered(run) == {0: 5 if rc == 0 else 3, 1: 3}

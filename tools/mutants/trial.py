@@ -1,0 +1,216 @@
+"""Runs the matcher's tests once, then for each mutant those that call its function.
+
+A pytest plugin: pytest collects, and every run is a fork of the process that
+collected, so nothing is imported twice and no run changes another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from mutants.rules import Mutant
+from mutants.switches import Switches
+
+#: A test of a mutant ends after this much CPU time, s, and so many times what it takes.
+_SPARE_S = 5.0
+_TIMES = 20
+#: The same for wall time, for what waits: other work may have the processors.
+_SPARE_WALL_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Seen:
+    """A test of the matcher as it is."""
+
+    item: pytest.Item
+    seconds: float
+    calls: bytes
+
+
+@dataclass
+class Result:
+    """A mutant, and the test that missed the rule."""
+
+    mutant: Mutant
+    test: str | None
+    tried: int
+    of: int
+    seconds: float
+
+
+@dataclass
+class _Running:
+    mutant: Mutant
+    tests: list[Seen]
+    folder: Path
+    began: float = field(default_factory=time.monotonic)
+
+
+class Trial:
+    """``results``: one for each mutant; ``broken``: tests that fail with no rule disabled."""
+
+    def __init__(
+        self,
+        mutants: list[Mutant],
+        switches: Switches,
+        jobs: int,
+        top: Path,
+        tell: Callable[[Result], None],
+    ) -> None:
+        self.mutants = mutants
+        self.switches = switches
+        self.jobs = jobs
+        self.top = top
+        self.tell = tell
+        self.results: list[Result] = []
+        self.broken: list[str] = []
+        self.tests = 0
+        #: module -> tests that missed one of its rules, newest last
+        self._good: dict[str, list[str]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.collect()
+        gc.freeze()
+        seen = self._as_it_is(session.items)
+        self.tests = len(seen)
+        pending, running = list(self.mutants), dict[int, _Running]()
+        while pending or running:
+            while pending and len(running) < self.jobs:
+                self._start(pending.pop(0), seen, running)
+            if running:
+                pid, status = os.wait()
+                self._ended(running.pop(pid), status)
+        return True
+
+    # -- with all rules ------------------------------------------------------
+
+    def _as_it_is(self, items: list[pytest.Item]) -> list[Seen]:
+        folder = self._folder("as_it_is")
+        pid = os.fork()
+        if pid == 0:
+            _alone(folder)
+            self.switches.called()
+            found = []
+            for i, item in enumerate(items):
+                began = time.process_time()
+                wall = time.monotonic()
+                outcome = _run(item, items[i + 1] if i + 1 < len(items) else None)
+                cost = max(time.process_time() - began, (time.monotonic() - wall) / 2)
+                found.append((outcome, cost, self.switches.called()))
+            (folder / "found").write_bytes(pickle.dumps(found))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        found = pickle.loads((folder / "found").read_bytes())
+        shutil.rmtree(folder, ignore_errors=True)
+        self.broken = [x.nodeid for x, f in zip(items, found, strict=True) if f[0] == "failed"]
+        seen = [
+            Seen(item, seconds, calls)
+            for item, (outcome, seconds, calls) in zip(items, found, strict=True)
+            if outcome == "passed"
+        ]
+        return _promising_first(seen)
+
+    # -- with one rule less --------------------------------------------------
+
+    def _start(self, mutant: Mutant, seen: list[Seen], running: dict[int, _Running]) -> None:
+        number = self.switches.numbers[mutant.text]
+        good = self._good.get(mutant.module, [])
+        tests = [s for s in seen if s.calls[number]]
+        # Stable: after those that missed a rule near by, the order is as it was.
+        tests.sort(key=lambda s: s.item.nodeid not in good)
+        folder = self._folder(str(number))
+        pid = os.fork()
+        if pid == 0:
+            _alone(folder)
+            self.switches.off[0] = number
+            for i, s in enumerate(tests):
+                (folder / "at").write_text(str(i))
+                _limit(s.seconds)
+                if _run(s.item, tests[i + 1].item if i + 1 < len(tests) else None) != "passed":
+                    os._exit(1)
+            os._exit(0)
+        running[pid] = _Running(mutant, tests, folder)
+
+    def _ended(self, r: _Running, status: int) -> None:
+        at = r.folder / "at"
+        i = int(at.read_text() or 0) if at.exists() else 0
+        test = None
+        if status != 0:
+            test = r.tests[i].item.nodeid if r.tests else "?"
+            good = self._good.setdefault(r.mutant.module, [])
+            if test in good:
+                good.remove(test)
+            good.append(test)
+            del good[:-12]
+            if os.WIFSIGNALED(status):
+                test += f" ({signal.Signals(os.WTERMSIG(status)).name})"
+        shutil.rmtree(r.folder, ignore_errors=True)
+        tried = 0 if not r.tests else i + 1
+        result = Result(r.mutant, test, tried, len(r.tests), time.monotonic() - r.began)
+        self.results.append(result)
+        self.tell(result)
+
+    def _folder(self, name: str) -> Path:
+        made = self.top / name
+        made.mkdir()
+        return made
+
+
+def _promising_first(seen: list[Seen]) -> list[Seen]:
+    """Fast ones first, and few of each grid of parameters, as these are alike."""
+    shuffled = list(seen)
+    random.Random(0).shuffle(shuffled)
+    rank: Counter[str] = Counter()
+    order: dict[str, float] = {}
+    for s in shuffled:
+        function = s.item.nodeid.partition("[")[0]
+        order[s.item.nodeid] = s.seconds * (1 + rank[function])
+        rank[function] += 1
+    return sorted(seen, key=lambda s: order[s.item.nodeid])
+
+
+def _alone(folder: Path) -> None:
+    """In a forked process: let it disturb nobody, and not outlive who started it."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    # pytest makes tmp_path below this at its first use.
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+
+
+def _limit(seconds: float) -> None:
+    """Ends this process when the test that begins takes much longer than it should."""
+    for timer, number, spare in (
+        (signal.ITIMER_PROF, signal.SIGPROF, _SPARE_S),
+        (signal.ITIMER_REAL, signal.SIGALRM, _SPARE_WALL_S),
+    ):
+        signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(timer, spare + _TIMES * seconds)
+
+
+def _run(item: pytest.Item, following: pytest.Item | None) -> str:
+    """Outcome of a test with its fixtures: passed, skipped (or expected to fail), failed."""
+    reports = runtestprotocol(item, nextitem=following, log=False)
+    outcomes = [r.outcome for r in reports]
+    for outcome in ("failed", "skipped"):
+        if outcome in outcomes:
+            return outcome
+    return "skipped" if any(hasattr(r, "wasxfail") for r in reports) else "passed"
