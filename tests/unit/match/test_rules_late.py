@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.analysis import Run, cover, steps
+from support.tracegen import Job
 
 from nccluprobe.match import model as m
 from nccluprobe.match.align import ALIGNED, AMBIGUOUS, align
 from nccluprobe.match.counters import FUNCTIONS, Stream
 from nccluprobe.match.signature import UNCOUNTED
+
+HASH = "00000000000000aa"
 
 
 def stream(functions: list[int], before: int) -> Stream:
@@ -32,3 +36,27 @@ def test_counters_do_not_place_beyond_calls_that_are_not_counted(odd: int | None
         calls[odd][2] = UNCOUNTED
     found = align(stream(calls[0], 0), stream(calls[1], 10))
     assert (found.shift, found.base) == ((10, ALIGNED) if odd is None else (0, AMBIGUOUS))
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_counters_are_sure_where_a_group_was_seen_from_its_start(grouped: bool) -> None:
+    """Else a group that was open may hold calls that the counters miss."""
+    job = Job()
+    first, late = job.proc(0), job.proc(1)
+    a = first.comm(HASH, 0, 2)
+    steps([a], 20)
+    seqs = [0] * (FUNCTIONS - 1) + [12]
+    b = late.comm(HASH, 1, 2, t=2.1, learnt="struct", seqs=seqs, base_seq=12)
+    if grouped:
+        late.group([(b, "ncclAllReduce", {})] * 8, 2.2)
+    else:
+        steps([b], 8, start=2.2, step=0.05)
+    steps([a], 1, start=4)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    run.scan()
+    (comm,) = run.analysis.matcher.comms.values()
+    assert comm.endpoints[1].base == ("aligned" if grouped else "ambiguous")
+    causes = [f for f in run.analysis.matcher.book.all() if f.role == "root_cause"]
+    assert [who["rank"] for f in causes for who in f.named] == ([1] if grouped else [])
