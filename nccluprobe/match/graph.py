@@ -29,7 +29,8 @@ class Cause(NamedTuple):
 
     ``rank``: an actor that waits for nobody.  ``finding``: something else that is
     wrong with it (key: the finding's id).  ``inside``: an actor in a call that
-    may wait for others.  ``silent``: an actor that is not observed.  ``cycle``:
+    may wait for others.  ``silent``: an actor that is not observed.  ``phase``: an
+    actor that has declared why it does not come.  ``cycle``:
     actors that wait for each other (key: number of the cycle).  ``stuck``: a call
     that lacks nobody and is not complete (key: its communicator).
     """
@@ -134,7 +135,7 @@ class Graph:
             return Cause("silent", actor)
         if host_of(e) is Host.INSIDE:
             return Cause("inside", actor)
-        return Cause("rank", actor)
+        return Cause("phase" if p.in_phase and not p.ended else "rank", actor)
 
     # -- solving -----------------------------------------------------------
 

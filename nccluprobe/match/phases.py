@@ -142,6 +142,10 @@ def apply(
     declared = {p.who: p for p in processes if p.phases.declared}
     if not declared:
         return current
+    for p in declared.values():
+        ctx = context_of(p.source)
+        since = ctx.now - ctx.options.missing_after
+        p.in_phase = bool(of_process(p, since, ctx.now, ctx.options))
     excused = _solve(waits, contexts)
     dropped: set[int] = set()
     for w in waits:

@@ -81,6 +81,8 @@ class Process:
     read_through: int = 0
     #: What it declared of itself.
     phases: Phases = field(default_factory=Phases)
+    #: Such a phase excuses it, by the last scan.
+    in_phase: bool = False
     #: Long waits that it took part in (communicator.LateSlot).
     waits: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=64))
     _loss_t: list[int] = field(default_factory=list)

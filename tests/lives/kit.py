@@ -17,11 +17,10 @@ from support.tracegen import Job, unix
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
 
-#: A declared phase: limits that are relaxed while it lasts.
-PHASE: dict[str, Any] = {"missing_after": 400.0, "late_after": 400.0, "error_after": 600.0}
-#: Seconds that a hung twin hangs: past the default limits, and past those of a phase.
+#: Seconds that a hung twin hangs: past the default limits, and past that of a phase.
 HANGS = 320.0
 HANGS_IN_PHASE = 620.0
+PHASE_LIMIT = 400
 _SCAN = 4.0
 
 Build = Callable[[bool], Job]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases.kit import AR, READS, RUNS, WRITES, State, make, rounds, watch
 from support.tracegen import Job
 
-from lives.kit import HANGS_IN_PHASE, PHASE, life
+from lives.kit import HANGS_IN_PHASE, PHASE_LIMIT, life
 
 MISSING = "collective_missing_enter"
 
@@ -30,15 +30,36 @@ def _late(hung: bool, who: int, takes: float, state: State, api: str = AR) -> Jo
 
 
 @life(MISSING, blamed=(0,), notices=True)
-@life(MISSING, blamed=(0,), name="checkpoint_declared", **PHASE)
 def checkpoint(hung: bool) -> Job:
     return _late(hung, 0, 200.0, WRITES)
 
 
 @life(MISSING, blamed=(2,), notices=True)
-@life(MISSING, blamed=(2,), name="slow_data_declared", **PHASE)
 def slow_data(hung: bool) -> Job:
     return _late(hung, 2, 150.0, READS)
+
+
+@life(MISSING, blamed=(0,))
+def checkpoint_declared(hung: bool) -> Job:
+    """The hung one stays in its phase for longer than it said that it may take."""
+    job = _late(hung, 0, 200.0, WRITES)
+    p = job.procs[0]
+    p.phase(20.5, "checkpoint", limit=PHASE_LIMIT)
+    if not hung:
+        p.phase(220.5, None)
+    return job
+
+
+@life(MISSING, blamed=(2,))
+def slow_data_declared(hung: bool) -> Job:
+    """It promises to tell every 10 s how far it is; the hung one does so no more."""
+    job = _late(hung, 2, 350.0, READS)
+    p = job.procs[2]
+    for n in range(5 if hung else 35):
+        p.phase(21.0 + 10 * n, "data", since=21.0, every=10, step=n)
+    if not hung:
+        p.phase(370.9, None)
+    return job
 
 
 @life(MISSING, blamed=(1,), notices=True)
@@ -62,7 +83,6 @@ def first_collective_waits_inside(hung: bool) -> Job:
 
 
 @life(MISSING, blamed=(3,), notices=True)
-@life(MISSING, blamed=(3,), name="compile_declared", **PHASE)
 def compile_of_a_new_shape(hung: bool) -> Job:
     """All compile, each as long as it takes; then they meet in one collective."""
     job = Job()
@@ -77,4 +97,49 @@ def compile_of_a_new_shape(hung: bool) -> Job:
         end = rounds(comms, 40, t + takes[-1] + 0.5, step=1.0)
     for p in job.procs:
         watch(p, end, (0.0, RUNS))
+    return job
+
+
+@life(MISSING, blamed=(3,))
+def compile_declared(hung: bool) -> Job:
+    """All declare it; the hung one is killed in the midst of it."""
+    job = Job()
+    comms = job.world(4)
+    t = rounds(comms, 20, 1.0)
+    takes = (40.0, 90.0, 120.0, 250.0)
+    for c, took in zip(comms, takes, strict=True):
+        c.proc.phase(t + 0.5, "compile")
+        if not hung or took != takes[-1]:
+            make(c, AR, t + took)
+            c.proc.phase(t + took + 0.1, None)
+    end = t + 40 + HANGS_IN_PHASE if hung else rounds(comms, 40, t + takes[-1] + 0.5, step=1.0)
+    for p in job.procs:
+        if hung and p.rank == 3:
+            watch(p, t + 200, (0.0, RUNS))
+            p.end(t + 200.5, how="signaled", signal=9)
+        else:
+            watch(p, end, (0.0, RUNS))
+    return job
+
+
+@life(MISSING, blamed=(0,))
+def checkpoint_declared_with_others_behind(hung: bool) -> Job:
+    """Rank 2 waits for rank 1, which waits for rank 0, which writes."""
+    job = Job()
+    world = job.world(3)
+    data = [job.procs[r].comm("00000000000000bb", r, 2) for r in (0, 1)]
+    tensor = [job.procs[r].comm("00000000000000cc", r - 1, 2) for r in (1, 2)]
+    t = rounds(world, 20, 1.0, step=1.0)
+    t = rounds([*data], 3, t)
+    t = rounds([*tensor], 3, t)
+    job.procs[0].phase(t, "checkpoint", limit=PHASE_LIMIT)
+    make(tensor[1], AR, t + 0.1, inside=hung, dur=390.5)
+    make(data[1], AR, t + 0.2, inside=hung, dur=390.0)
+    if not hung:
+        make(data[0], AR, t + 390.1)
+        job.procs[0].phase(t + 390, None)
+        make(tensor[0], AR, t + 390.5)
+    end = t + HANGS_IN_PHASE if hung else rounds(world, 40, t + 392, step=1.0)
+    for p in job.procs:
+        watch(p, end, (0.0, RUNS), *([(t, WRITES)] if p.rank == 0 and hung else []))
     return job

@@ -245,6 +245,14 @@ class Proc:
             t += step
         self.coverage(end, **more)
 
+    def phase(self, t: float, name: str | None, since: float | None = None, **more: int) -> None:
+        """What it declares of itself from ``t`` on; seconds in ``more`` become ns."""
+        at = self.host.at(t if since is None else since)
+        line = {"kind": "state", "t": self.host.at(t), "state": "phase", "phase": name, "since": at}
+        if name is not None:
+            line["beat"] = self.host.at(t)
+        self.add(t, line | {k: v if k == "step" else round(v * S) for k, v in more.items()})
+
     def comm_end(self, comm: Comm, t: float, how: str = "destroy") -> None:
         self.add(t, {"kind": "comm_end", "comm": comm.id, "t": self.host.at(t), "how": how})
 
