@@ -10,11 +10,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "nccluprobe.match"
 FOLDER = "nccluprobe/match"
 
-#: Modules that decide nothing: reading, keeping, wording, and the matcher's own plumbing.
+#: Modules that decide nothing: reading and wording.
 _NO_RULES = {
-    "__init__", "align", "book", "calls", "columns", "decode", "finding", "init_text", "lines",
-    "matcher", "model", "options", "p2p_finding", "p2p_orders", "pipeline", "signature",
-    "standing_text", "state", "tail", "waits",
+    "__init__", "callrows", "calls", "columns", "decode", "fastcalls", "finding", "init_text",
+    "lines", "model", "p2p_finding", "p2p_orders", "pipeline", "standing_text",
 }  # fmt: skip
 #: Answers of "does not apply", by how the annotation of the result begins.
 _EMPTY = {

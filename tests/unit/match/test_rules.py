@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job, cover, steps
+from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Job
 
 AR = "ncclAllReduce"
@@ -57,3 +57,38 @@ def test_a_call_that_was_cut_off_by_the_end_was_inside_till_then() -> None:
     causes = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert [f.hang_type for f in causes] == ["comm_init_missing_enter"]
     assert [c["rank"] for c in causes[0].named] == [1]
+
+
+def test_what_held_up_a_job_that_has_ended_stays_told() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    waits = comms[0].proc
+    waits.enter(comms[0], "ncclRecv", t, peer=1)
+    for c, end, code in zip(comms, (t + 100, t + 20, t + 100), (1, 1, 0), strict=True):
+        c.proc.cover(0.5, end)
+        c.proc.end(end, code=code, in_flight=int(c.proc is waits))
+    run = Run(job)
+    run.all()
+    run.scan()
+    run.scan()
+    causes = [f for f in run.analysis.matcher.book.all() if f.role == "root_cause"]
+    assert [(f.hang_type, f.state) for f in causes] == [("p2p_unmatched", "open")]
+    assert [c["rank"] for c in causes[0].named] == [1]
+
+
+def test_two_wrong_arguments_of_one_rank_are_one_fault_and_no_call_in_the_wrong_place() -> None:
+    job = Job()
+    xs = job.world(4)
+    ys = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(xs)]
+    t = steps(ys, 5, start=steps(xs, 5))
+    for cs in (xs, ys):
+        for c in cs:
+            c.proc.call(c, AR, t + 0.001 * c.id, count=2048 if c.proc.rank == 1 else 1024)
+        steps(cs, 20, start=t + 1)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert [f.hang_type for f in found] == ["collective_mismatch"] * 2
+    assert sorted(f.role for f in found) == ["downstream", "root_cause"]
+    assert [[c["rank"] for c in f.named] for f in found] == [[1], [1]]
+    assert not any("other_communicator" in f.details for f in found)
