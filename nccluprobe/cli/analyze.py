@@ -7,9 +7,20 @@ from typing import Annotated
 
 import typer
 
-from nccluprobe.cli.judging import Session, options_of
+from nccluprobe.cli.judging import Session
+from nccluprobe.cli.limits import (
+    ErrorAfter,
+    IdleOk,
+    LateAfter,
+    Lint,
+    MissingAfter,
+    PhaseLimit,
+    RunId,
+    SourceKind,
+    options_of,
+)
 from nccluprobe.errors import ExitCode, NccluprobeError
-from nccluprobe.importers.files import KINDS, Found, find
+from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import check_kind
 from nccluprobe.report.writer import FindingWriter
 
@@ -28,32 +39,17 @@ def analyze(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print findings as JSON lines instead of text.")
     ] = False,
-    missing_after: Annotated[
-        float, typer.Option(min=0, help="Seconds until an absence is written.")
-    ] = 60.0,
-    late_after: Annotated[float, typer.Option(min=0, help="Seconds that make a rank late.")] = 30.0,
-    error_after: Annotated[
-        float, typer.Option(min=0, help="Seconds until an absence is an error.")
-    ] = 300.0,
-    idle_ok: Annotated[
-        list[str] | None,
-        typer.Option(help="Communicator (name or hash pattern) that may wait for its root."),
-    ] = None,
+    missing_after: MissingAfter = 60.0,
+    late_after: LateAfter = 30.0,
+    error_after: ErrorAfter = 300.0,
+    idle_ok: IdleOk = None,
+    phase_limit: PhaseLimit = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for findings.jsonl (default: the first run folder).")
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="KIND",
-            help=f"What the files are: {', '.join(KINDS)} (default: by their contents).",
-        ),
-    ] = None,
-    lint: Annotated[
-        bool, typer.Option("--lint", help="Report also what is risky but stopped nothing.")
-    ] = False,
-    run_id: Annotated[str | None, typer.Option("--run-id", help="Only traces of this run.")] = None,
+    source: SourceKind = None,
+    lint: Lint = False,
+    run_id: RunId = None,
     duration: Annotated[
         float | None, typer.Option(min=0, help="With --follow: stop after so many seconds.")
     ] = None,
@@ -63,7 +59,7 @@ def analyze(
     ] = None,
 ) -> int:
     """Read traces and name the rank that broke a collective."""
-    options = options_of(missing_after, late_after, error_after, tuple(idle_ok or ()), lint)
+    options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
     for folder in folders:
         if not folder.exists():
             raise NccluprobeError(f"{folder}: no such folder", ExitCode.NO_TRACE)

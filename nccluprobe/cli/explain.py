@@ -8,16 +8,28 @@ from typing import Annotated
 
 import typer
 
-from nccluprobe.cli.judging import Session, options_of
+from nccluprobe.cli.judging import Session
+from nccluprobe.cli.limits import (
+    ErrorAfter,
+    IdleOk,
+    LateAfter,
+    Lint,
+    MissingAfter,
+    PhaseLimit,
+    RunId,
+    SourceKind,
+    options_of,
+)
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import find
+from nccluprobe.importers.run import check_kind
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.status import rank_status
 from nccluprobe.report.evidence import Evidence
 from nccluprobe.report.explain import explain as render
-from nccluprobe.report.text import why
+from nccluprobe.report.words import why
 from nccluprobe.trace.reader import TraceReader
 
 #: Slots shown before and after that of the finding.
@@ -33,28 +45,30 @@ def explain(
             metavar="FINDING_ID",
         ),
     ],
-    missing_after: Annotated[
-        float, typer.Option(min=0, help="As given to analyze: seconds until an absence is written.")
-    ] = 60.0,
-    late_after: Annotated[
-        float, typer.Option(min=0, help="As given to analyze: seconds that make a rank late.")
-    ] = 30.0,
-    error_after: Annotated[
-        float, typer.Option(min=0, help="As given to analyze: seconds until it is an error.")
-    ] = 300.0,
-    lint: Annotated[bool, typer.Option("--lint", help="As given to analyze.")] = False,
+    missing_after: MissingAfter = 60.0,
+    late_after: LateAfter = 30.0,
+    error_after: ErrorAfter = 300.0,
+    idle_ok: IdleOk = None,
+    phase_limit: PhaseLimit = None,
+    source: SourceKind = None,
+    lint: Lint = False,
+    run_id: RunId = None,
 ) -> int:
-    """Show the calls that a finding rests on, rank by rank."""
+    """Show the calls that a finding rests on, rank by rank.
+
+    The traces are judged again: give it the options that analyze had.
+    """
     if not run.exists():
         raise NccluprobeError(f"{run}: no such folder", ExitCode.NO_TRACE)
-    session = Session(
-        find([run], None), options_of(missing_after, late_after, error_after, (), lint), None, False
-    )
+    check_kind(source)
+    options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
+    session = Session(find([run], source), options, run_id, False)
     session.load()
+    session.declare()
     session.analysis.scan(None)
     matcher = session.analysis.matcher
     f = _pick(matcher.book.all(), finding_id, run)
-    evidence, names, states = _evidence(f, matcher, session.found.traces)
+    evidence, names, states = _evidence(f, matcher, session.found.traces, run_id)
     sys.stdout.write(render(f, evidence, names, states, sys.stdout.isatty()))
     return int(ExitCode.OK)
 
@@ -73,7 +87,7 @@ def _pick(findings: list[Finding], wanted: str, run: Path) -> Finding:
 
 
 def _evidence(
-    f: Finding, matcher: Matcher, traces: list[Path]
+    f: Finding, matcher: Matcher, traces: list[Path], run_id: str | None
 ) -> tuple[Evidence, dict[int, str], dict[int, str]]:
     instance = f.details.get("instance") or 0
     mine: list[Endpoint] = [
@@ -91,7 +105,7 @@ def _evidence(
         comm = matcher.comm_of((e.info.source, e.info.id))
         zeros = 0 if comm is None else comm.zeros
         places[e.info.source, e.info.id] = (rank, e.entered - e.next_ord - zeros)
-        names[rank] = f"rank {rank}: {e.process.label()}"
+        names[rank] = f"rank {rank}: {_place(e)}"
         now = matcher.now_of(e.process.source)
         status = rank_status(
             comm, rank, e, now, matcher.options.silent_after, "rank_alive_but_not_entered"
@@ -100,11 +114,17 @@ def _evidence(
     seq = f.comm_seq if f.comm_seq is not None else 0
     around = (seq - _BEFORE, seq + _AFTER) if f.comm_seq is not None else (0, -1)
     evidence = Evidence(f.comm_uid_hash or "", instance, around, places)
-    reader = TraceReader(traces)
+    reader = TraceReader(traces, run_id)
     reader.discover(force=True)
     for chunk in reader.poll():
         evidence.feed(chunk.source, chunk.data.split(b"\n"))
     return evidence, names, states
+
+
+def _place(e: Endpoint) -> str:
+    """Where it runs; its rank in the job where that is another number."""
+    rank = e.process.rank
+    return e.process.place() if rank in (None, e.comm_rank) else f"global {e.process.label()}"
 
 
 def _state(e: Endpoint, now: int, text: str) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import time
 
 from nccluprobe.cli.summary import summary_of
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode
 from nccluprobe.importers.files import Found
 from nccluprobe.importers.run import Imported, import_files
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.options import SECOND, Options
+from nccluprobe.match.model import Phase
+from nccluprobe.match.options import Options
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.report.text import report, single
 from nccluprobe.report.writer import FindingWriter, finding_line
 from nccluprobe.trace import scanner
+from nccluprobe.trace.heartbeats import HeartbeatReader, Wanted
 from nccluprobe.trace.reader import TraceReader
 
 SCAN_S = 1.0
@@ -25,32 +28,6 @@ _PASSES = 4
 #: Rows of JSON are many objects, without cycles and soon gone: looking for cycles
 #: at every 700th costs a tenth of the time.
 _COLLECT_AT = 100_000
-_LONGEST_S = 100_000_000  # three years
-
-
-def _ns(option: str, seconds: float) -> int:
-    if not seconds < _LONGEST_S:  # also for what is not a number
-        raise NccluprobeError(
-            f"{option} {seconds}: give seconds, at most {_LONGEST_S}", ExitCode.USAGE
-        )
-    return round(seconds * SECOND)
-
-
-def options_of(
-    missing_after: float,
-    late_after: float,
-    error_after: float,
-    idle_ok: tuple[str, ...],
-    lint: bool,
-) -> Options:
-    """Limits given in seconds on a command line."""
-    return Options(
-        missing_after=_ns("--missing-after", missing_after),
-        late_after=_ns("--late-after", late_after),
-        error_after=_ns("--error-after", error_after),
-        idle_ok=idle_ok,
-        lint=lint,
-    )
 
 
 class Session:
@@ -62,6 +39,8 @@ class Session:
         self.imported: Imported | None = None
         self.analysis = Analysis(options, scanner.load())
         self.as_json = as_json
+        self.heartbeats = HeartbeatReader()
+        self._declared: set[int] = set()  # sources whose phases come from files
         self._live = False
         gc.set_threshold(_COLLECT_AT, 50, 50)
 
@@ -75,6 +54,25 @@ class Session:
             self.reader.at_time(c.source, through)
             something = something or bool(c.data)
         return something
+
+    def declare(self) -> None:
+        """Take the phases that heartbeat files declare, of processes whose traces hold none."""
+        now, folders = time.time_ns(), dict[str, list[Wanted]]()
+        processes = self.analysis.matcher.processes
+        for source, name in self.reader.names():
+            p = processes.get(source)
+            if p is None or p.info is None or p.snapshot:
+                continue
+            if p.phases.declared and source not in self._declared:
+                continue
+            wanted = Wanted(source, p.info.host, (p.info.pid, p.info.ns_pid), p.rank)
+            folders.setdefault(os.path.dirname(name), []).append(wanted)  # noqa: PTH120 - many
+        for folder, some in folders.items():
+            for source, h in self.heartbeats.look(folder, some, now):
+                self._declared.add(source)
+                since = h.time if h.since is None else h.since
+                phase = Phase(source, h.time, h.phase, since, h.time, h.every, h.limit, h.step)
+                self.analysis.take([phase])
 
     def load(self) -> None:
         """Read all that there is."""
@@ -91,6 +89,7 @@ class Session:
     def afterwards(self, writer: FindingWriter) -> None:
         """Read all, judge at the end of the traces."""
         self.load()
+        self.declare()
         self._emit(self.analysis.scan(None), writer)
 
     def _import(self) -> None:
@@ -118,6 +117,7 @@ class Session:
                     heard = now
                 if now >= next_scan:
                     next_scan = now + SCAN_S
+                    self.declare()
                     self._emit(self.analysis.scan(time.time_ns()), writer)
                 if duration is not None and now - began >= duration:
                     break
@@ -126,6 +126,7 @@ class Session:
                 time.sleep(_STEP_S)
         except KeyboardInterrupt:
             pass
+        self.declare()
         self._emit(self.analysis.scan(time.time_ns()), writer)
 
     def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
@@ -144,7 +145,7 @@ class Session:
             return
         text = report(
             self.analysis.matcher.book.all(),
-            summary_of(self.analysis, self.reader, self.imported),
+            summary_of(self.analysis, self.reader, self.imported, self.heartbeats),
             sys.stdout.isatty(),
         )
         sys.stdout.write(text)

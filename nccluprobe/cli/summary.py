@@ -8,6 +8,7 @@ from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Who
 from nccluprobe.match.status import is_silent, ranks_text
 from nccluprobe.report.text import Summary
+from nccluprobe.trace.heartbeats import HeartbeatReader
 from nccluprobe.trace.reader import TraceReader
 
 _LISTED = 5
@@ -33,7 +34,30 @@ def waiting_notes(matcher: Matcher) -> list[str]:
     return found[:_LISTED] + ([f"and {more} more waits without a finding"] if more > 0 else [])
 
 
-def summary_of(analysis: Analysis, reader: TraceReader, imported: Imported | None) -> Summary:
+def phase_notes(matcher: Matcher) -> list[str]:
+    """Who is in a phase by its own word."""
+    found = []
+    for p in matcher.processes.values():
+        now = matcher.now_of(p.source)
+        phase = None if p.ended else p.phases.now(now)
+        if phase is not None:
+            lasts = now - phase.since
+            limit = matcher.options.phase_limit(phase.name, phase.limit)
+            over = ", longer than allowed" if lasts > limit else ""
+            found.append(
+                f"{p.label()} has declared the phase {phase.name} for {lasts / 1e9:.0f} s of "
+                f"{limit / 1e9:.0f} s{over}"
+            )
+    more = len(found) - _LISTED
+    return found[:_LISTED] + ([f"and {more} more ranks in a phase"] if more > 0 else [])
+
+
+def summary_of(
+    analysis: Analysis,
+    reader: TraceReader,
+    imported: Imported | None,
+    heartbeats: HeartbeatReader,
+) -> Summary:
     """What was read and seen, for the coverage part of the report."""
     matcher, counts = analysis.matcher, analysis.decoder.counts
     processes = [p for p in matcher.processes.values() if not p.snapshot]
@@ -63,6 +87,11 @@ def summary_of(analysis: Analysis, reader: TraceReader, imported: Imported | Non
             "function and are not seen, so ranks may stand apart inside a graph"
         )
     notes += waiting_notes(matcher)
+    notes += phase_notes(matcher)
+    if refused := heartbeats.refused:
+        path, why = next(iter(refused.items()))
+        are = "heartbeat file is" if len(refused) == 1 else "heartbeat files are"
+        notes.append(f"{len(refused)} {are} not used: {path}: {why}")
     if counts.blind_calls:
         notes.append(f"{counts.blind_calls} calls without identity")
     now_silent: dict[Who, str] = {}

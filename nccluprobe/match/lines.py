@@ -91,6 +91,7 @@ def _process(row: Line, state: SourceState, boots: dict[str, int], _: SignatureT
         nccl_versions=tuple(sorted(versions)),
         cannot_see=tuple(_text(w) for w in row.get("cannot_see") or ()),
         job=_opt_text(row, "job"),
+        ns_pid=_opt_int(row, "ns_pid"),
     )
 
 

@@ -92,6 +92,8 @@ class ProcessInfo:
     nccl_versions: tuple[str, ...] = ()
     cannot_see: tuple[str, ...] = ()
     job: str | None = None
+    #: Process id in its own pid namespace.
+    ns_pid: int | None = None
 
     @property
     def pid(self) -> int:

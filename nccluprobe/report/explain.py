@@ -9,7 +9,8 @@ from typing import Any
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.status import ranks_text
 from nccluprobe.report.evidence import Evidence, Wanted
-from nccluprobe.report.text import WIDTH, escape, single, wrap
+from nccluprobe.report.text import WIDTH, single, wrap
+from nccluprobe.report.words import escape
 
 #: So many ranks are shown one by one: those that the finding names, then others.
 _RANKS = 8

@@ -10,6 +10,7 @@ from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.status import ranks_text
+from nccluprobe.report.words import ago, escape, why
 
 WIDTH = 80
 _FOLD = 6
@@ -26,13 +27,6 @@ class Summary:
     lost: int = 0
     silent: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def escape(text: object) -> str:
-    """A name from the target, harmless on a terminal."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
-    )
 
 
 class _Paint:
@@ -56,55 +50,6 @@ def _who(status: dict[str, Any]) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
-
-
-def _ago(seconds: float) -> str:
-    if seconds >= 120:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds:.1f} s"
-
-
-def why(status: dict[str, Any]) -> str:
-    """What is known of one rank that did not come."""
-    reason = status["reason"]
-    if reason == "rank_exit_or_crash_suspected":
-        if status.get("signal") is not None:
-            return f"its process was ended by signal {status['signal']}"
-        if status.get("exit_code") is None:
-            return "its process cannot be reached any more"
-        return f"its process exited with code {status['exit_code']}"
-    if reason == "rank_left_no_dump":
-        return "it left no dump: it is stuck or gone, and nothing else explains the wait"
-    if reason == "rank_exited":
-        code = status.get("exit_code")
-        return f"its process exited with code {code}" if code == 0 else "its process is gone"
-    if reason == "rank_waiting_elsewhere":
-        return (
-            f"it waits itself in #{status.get('waits_in_comm_seq')} "
-            f"of communicator {status.get('waits_in_comm')}"
-        )
-    if reason == "rank_inside_other_call":
-        return f"it is inside {status.get('inside')} for {_ago(status.get('inside_s') or 0)}"
-    if reason == "rank_ended_communicator":
-        return f"it ended the communicator ({status.get('comm_end')})"
-    if reason == "rank_not_observed":
-        return "it is not observed (its collector is silent, or it is not traced)"
-    if reason == "probe_event_loss_possible":
-        lost = status.get("probe_dropped_events")
-        return f"its call may be among {lost or 'the'} events that were lost"
-    if reason == "ranks_not_in_init":
-        return "not seen in the initialisation; it may not be traced"
-    if reason != "rank_alive_but_not_entered":
-        return str(reason).replace("_", " ")
-    main = status.get("main_thread")
-    where = {
-        "nccl": "its main thread is inside NCCL",
-        "syscall": f"its main thread is in the system call {status.get('syscall', '(unknown)')}",
-        "running": "its main thread is running outside NCCL",
-        "stopped": "its process is stopped",
-        "uninterruptible": "its main thread is blocked in the kernel",
-    }.get(str(main))
-    return "it is alive and outside this call" + (f": {where}" if where else "")
 
 
 def _blamed(f: Finding, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -142,7 +87,7 @@ def sentence(f: Finding) -> str:
         who = who if undecided else f"{who[:1].upper()}{who[1:]}"
         return undecided + (
             f"{who} did not enter {call}: {_ranks(entered)} {verb} in it "
-            f"for {_ago(d['waited_s'])}{also}."
+            f"for {ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
     if text:

@@ -171,6 +171,7 @@ _MORE_STATUS_FIELDS = (
     ("process_end, exit_code, signal, ended_unix_ns", "how and when the process ended"),
     ("last_comm_seq, last_entered_unix_ns", "its last collective on this communicator"),
     ("inside, inside_s", "the NCCL call that it is inside, and for how long"),
+    ("phase, phase_s", "the phase that it has declared, and since how long: see heartbeat.md"),
     ("queued_in_open_group", "it made the call in a group that it has not ended"),
     ("comm_end", "how it ended the communicator: finalize, destroy, abort, revoke"),
     (
@@ -363,6 +364,7 @@ def page() -> str:
         ("--missing-after", o.missing_after, "an absence is written, as a notice"),
         ("--late-after", o.late_after, "a rank that came last by more, and was silent, is late"),
         ("--error-after", o.error_after, "an absence becomes an error"),
+        ("--phase-limit", o.phase_default, "a declared phase excuses nothing any more"),
         ("(fixed)", o.silent_after, "a collector that is further behind is silent"),
     )
     body = [
@@ -395,6 +397,8 @@ def page() -> str:
         "the communicator,\nwhile others wait. A disagreement is written at once as a provisional "
         f"notice and decided after the next\n{o.decide_calls} calls or "
         f"{o.decide_after // SECOND} s.",
+        "While a rank is in a phase that it has declared, neither it nor who waits for it gives a "
+        "finding, up to the\nphase's limit: [heartbeat.md](heartbeat.md).",
         *_RULES,
         "## Late attach",
         "A rank that was attached in mid-life is placed among the calls of the others. "

@@ -26,7 +26,8 @@ line is in `nccluprobe/trace/trace.schema.json`.
 ```
 <out>/tracing/<run_id>/
   rank_<rank>_pid_<pid>.jsonl      one per traced process
-  heartbeat/  evidence/            liveness files when published, evidence when taken
+  heartbeat/rank_<rank>.json       what the job says of itself, when it does (heartbeat.md)
+  evidence/                        evidence when taken
   findings.jsonl   analyzer.log
 ```
 

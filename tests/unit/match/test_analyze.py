@@ -18,7 +18,8 @@ from support.analysis import analyze_job, cover, steps
 from support.tracegen import Host, Job, S
 
 from nccluprobe.match.finding import Finding
-from nccluprobe.report.text import Summary, escape, report
+from nccluprobe.report.text import Summary, report
+from nccluprobe.report.words import escape
 
 pytestmark = pytest.mark.alone
 

@@ -1,0 +1,67 @@
+"""Words for what is known of a rank; text of the target made harmless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def escape(text: object) -> str:
+    """A name from the target, harmless on a terminal."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
+    )
+
+
+def ago(seconds: float) -> str:
+    """A duration for people."""
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s"
+
+
+def why(status: dict[str, Any]) -> str:
+    """What is known of one rank that did not come."""
+    reason = status["reason"]
+    if reason == "rank_exit_or_crash_suspected":
+        if status.get("signal") is not None:
+            return f"its process was ended by signal {status['signal']}"
+        if status.get("exit_code") is None:
+            return "its process cannot be reached any more"
+        return f"its process exited with code {status['exit_code']}"
+    if reason == "rank_left_no_dump":
+        return "it left no dump: it is stuck or gone, and nothing else explains the wait"
+    if reason == "rank_exited":
+        code = status.get("exit_code")
+        return f"its process exited with code {code}" if code == 0 else "its process is gone"
+    if reason == "rank_waiting_elsewhere":
+        return (
+            f"it waits itself in #{status.get('waits_in_comm_seq')} "
+            f"of communicator {status.get('waits_in_comm')}"
+        )
+    if reason == "rank_inside_other_call":
+        return f"it is inside {status.get('inside')} for {ago(status.get('inside_s') or 0)}"
+    if reason == "rank_ended_communicator":
+        return f"it ended the communicator ({status.get('comm_end')})"
+    if reason == "rank_not_observed":
+        return "it is not observed (its collector is silent, or it is not traced)"
+    if reason == "probe_event_loss_possible":
+        lost = status.get("probe_dropped_events")
+        return f"its call may be among {lost or 'the'} events that were lost"
+    if reason == "ranks_not_in_init":
+        return "not seen in the initialisation; it may not be traced"
+    if reason != "rank_alive_but_not_entered":
+        return str(reason).replace("_", " ")
+    if status.get("phase"):
+        return (
+            f"it is alive, and has declared the phase {escape(status['phase'])} "
+            f"{ago(status.get('phase_s') or 0)} ago"
+        )
+    main = status.get("main_thread")
+    where = {
+        "nccl": "its main thread is inside NCCL",
+        "syscall": f"its main thread is in the system call {status.get('syscall', '(unknown)')}",
+        "running": "its main thread is running outside NCCL",
+        "stopped": "its process is stopped",
+        "uninterruptible": "its main thread is blocked in the kernel",
+    }.get(str(main))
+    return "it is alive and outside this call" + (f": {where}" if where else "")

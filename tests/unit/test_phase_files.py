@@ -1,0 +1,124 @@
+"""``analyze`` and the phases that heartbeat files declare."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.analysis import cover, steps
+from support.tracegen import UNIX, Job, S
+from typer.testing import CliRunner
+
+from nccluprobe.cli.main import build
+from nccluprobe.errors import ExitCode
+
+AWAY = 2
+
+
+def run(out: Path) -> Path:
+    """Three ranks, of which rank 2 does not come for 400 s; the folder of the heartbeats."""
+    job = Job()
+    comms = job.world(3)
+    end = steps(comms, 20)
+    for c in comms[:AWAY]:
+        c.proc.call(c, "ncclAllReduce", end)
+    cover(job.procs, end + 400)
+    job.write(out)
+    folder = out / "tracing" / "run" / "heartbeat"
+    folder.mkdir()
+    return folder
+
+
+def beat(folder: Path, name: str = "rank_2.json", **fields: Any) -> None:
+    row = {"rank": AWAY, "host": "node0", "pid": 1002, "phase": "checkpoint", "time": UNIX / S + 2}
+    (folder / name).write_text(json.dumps(row | fields))
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    words = [*map(str, arguments)]
+    result = CliRunner().invoke(build(words), words)
+    return result.exit_code, result.output
+
+
+def analyze(out: Path, *more: object) -> tuple[int, str]:
+    return command("analyze", out, *more)
+
+
+def test_a_file_excuses_its_rank(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    assert analyze(tmp_path)[0] == ExitCode.FINDINGS
+    beat(folder)
+    code, text = analyze(tmp_path, "--out", tmp_path / "a")
+    assert code == ExitCode.OK
+    assert "No finding." in text
+    assert "has declared the phase checkpoint" in " ".join(text.split())
+    assert "not there: 2" in " ".join(text.split())
+
+
+def test_limits(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    beat(folder)
+    code, text = analyze(tmp_path, "--phase-limit", "checkpoint=100")
+    assert code == ExitCode.FINDINGS
+    assert "has declared the phase checkpoint 6.7 min ago" in " ".join(text.split())
+    finding = json.loads((tmp_path / "tracing" / "run" / "findings.jsonl").read_text())
+    assert finding["details"]["missing_rank_status"][0]["phase"] == "checkpoint"
+    assert analyze(tmp_path, "--phase-limit", "*=900")[0] == ExitCode.OK
+    beat(folder, limit_s=50)
+    assert analyze(tmp_path)[0] == ExitCode.FINDINGS
+    code, text = command("explain", tmp_path, "f", "--phase-limit", "*=0")
+    assert code == ExitCode.OK and "checkpoint" in text
+    assert command("explain", tmp_path, "f", "--phase-limit", "*=900")[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("value", ["checkpoint", "=5", "x=-1", "x=nan", "x=1e9", "x="])
+def test_a_limit_that_is_none(tmp_path: Path, value: str) -> None:
+    run(tmp_path)
+    assert analyze(tmp_path, "--phase-limit", value)[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"pid": 1}, "pid 1 is not that of the rank"),
+        ({"time": time.time() + 9999}, "future"),
+        ({"phase": ["x"]}, "phase is not a text"),
+        ({"progress": "x" * 20_000}, "larger"),
+    ],
+)
+def test_what_is_no_heartbeat_is_counted_and_not_used(
+    tmp_path: Path, fields: dict[str, Any], why: str
+) -> None:
+    folder = run(tmp_path)
+    beat(folder, **fields)
+    code, text = analyze(tmp_path)
+    assert code == ExitCode.FINDINGS
+    assert "1 heartbeat file is not used" in " ".join(text.split())
+    assert why in " ".join(text.split())
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    beat(folder, "real")
+    (folder / "rank_2.json").symlink_to(folder / "real")
+    code, text = analyze(tmp_path)
+    assert code == ExitCode.FINDINGS and "a link" in text
+
+
+def test_by_pid_and_as_traced(tmp_path: Path) -> None:
+    """What a collector has written into the trace holds; else the file of the pid does."""
+    folder = run(tmp_path)
+    beat(folder, "pid_1002.json", rank=None)
+    assert analyze(tmp_path)[0] == ExitCode.OK
+    line = {"kind": "state", "state": "phase", "phase": None}
+    trace = tmp_path / "tracing" / "run" / "rank_2_pid_1002.jsonl"
+    rows = [json.loads(x) for x in trace.read_text().splitlines()]
+    t = rows[2]["t"] + 3 * S
+    began = line | {"t": t, "since": t, "phase": "data"}
+    ended = line | {"t": t + S, "since": t + S}
+    text = "".join(json.dumps(x) + "\n" for x in (*rows, began, ended))
+    trace.write_text(text)
+    assert analyze(tmp_path)[0] == ExitCode.FINDINGS
