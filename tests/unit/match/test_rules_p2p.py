@@ -1,0 +1,175 @@
+"""Rules of sends and receives that no other test would miss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import Run, analyze_job, cover
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+AR, SEND, RECV = "ncclAllReduce", "ncclSend", "ncclRecv"
+BIG = 1 << 24
+
+
+def post(c: Comm, api: str, peer: int, t: float, count: int = BIG, **more: Any) -> None:
+    c.proc.call(c, api, t, peer=peer, count=count, stream=0, **more)
+
+
+def exchange(comms: list[Comm], n: int, t: float = 1.0, counts: tuple[int, ...] = (BIG,)) -> float:
+    """Rank 0 sends to rank 1 ``n`` times; returns the time after it."""
+    for i in range(n):
+        post(comms[0], SEND, 1, t + 0.1 * i, counts[i % len(counts)])
+        post(comms[1], RECV, 0, t + 0.1 * i + 0.01, counts[i % len(counts)])
+    return t + 0.1 * n
+
+
+def roots(found: list[Finding]) -> list[tuple[str, list[int]]]:
+    return [
+        (f.details["reason"], [who["rank"] for who in f.named])
+        for f in found
+        if f.role == "root_cause" and f.state == "open"
+    ]
+
+
+def sent_to_the_wrong_peer(until: float, count: int = BIG) -> Job:
+    """In the tenth round of a ring rank 1 sends to rank 0, and rank 2 waits for it."""
+    job = Job()
+    comms = job.world(3)
+    for i in range(10):
+        for r, c in enumerate(comms):
+            wrong = i == 9 and r == 1
+            post(c, SEND, 0 if wrong else (r + 1) % 3, 1.2 + i, count if wrong else BIG)
+            post(c, RECV, (r - 1) % 3, (1.3 if r == 0 else 1.1) + i)
+    cover(job.procs, until)
+    return job
+
+
+def test_the_wrong_peer_is_told_when_both_have_stood_for_long() -> None:
+    assert roots(analyze_job(sent_to_the_wrong_peer(400))) == [("wrong_peer", [1])]
+    assert analyze_job(sent_to_the_wrong_peer(40)) == []
+
+
+def test_what_is_not_alike_is_not_misplaced() -> None:
+    found = analyze_job(sent_to_the_wrong_peer(400, count=2 * BIG))
+    assert found and "wrong_peer" not in [reason for reason, _ in roots(found)]
+
+
+def test_a_first_send_to_a_peer_that_is_away_is_not_misplaced() -> None:
+    """Rank 1 waits for its turn: rank 0 serves rank 2 first, which has not come so far."""
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 10)
+    post(comms[0], SEND, 2, t)
+    post(comms[1], RECV, 0, t)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [("rank_alive_but_not_entered", [2])]
+
+
+@pytest.mark.parametrize("rc", [0, 3])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_receive_that_failed_in_the_end_was_none(rc: int, grouped: bool) -> None:
+    """It counted while its thread was inside."""
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 3)
+    one, other = comms[1].proc, comms[0].proc
+    if grouped:
+        one.group([(comms[1], RECV, {"peer": 0})], t, state="inside")
+        line = one.lines[-1][2]
+    else:
+        line = one.enter(comms[1], RECV, t, peer=0)
+    one.cover(0.5, t + 20)
+    one.add(t + 21, {**line, "kind": "call", "dur": 20_000_000_000, "rc": rc})
+    one.cover(t + 22, t + 40)
+    other.cover(0.5, t + 40)
+    run = Run(job)
+    run.until(t + 10)
+    run.scan()
+    run.all()
+    run.scan()
+    p2p = run.analysis.matcher.p2p
+    (queue,) = (q for s in p2p.sides.values() for lane, q in s.queues.items() if lane == (False, 0))
+    assert queue.n == (1 if rc == 0 else 0)
+
+
+def test_sends_to_a_rank_that_does_not_exist_are_not_kept() -> None:
+    job = Job()
+    comms = job.world(2)
+    for i in range(50):
+        post(comms[0], SEND, 7, 1 + i)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    run.scan()
+    (side,) = run.analysis.matcher.p2p.sides.values()
+    assert side.queue(True, 7).n == 0 and side.queue(True, 7).end == 50
+
+
+def test_what_was_open_is_forgotten_with_its_communicator() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 10)
+    post(comms[0], SEND, 1, t, 64)
+    for c in comms:
+        c.proc.comm_end(c, t + 1, "abort")
+    cover(job.procs, t + 20)
+    run = Run(job)
+    run.all()
+    run.scan()
+    p2p = run.analysis.matcher.p2p
+    assert not p2p.sides and not p2p.pairs.open
+
+
+def test_small_sends_hold_nobody_also_beside_a_peer_that_is_not_traced() -> None:
+    """What its device has done is not known then: only that a small send is buffered."""
+    job = Job()
+    comms = job.world(2, nranks=3)
+    t = exchange(comms, 10)
+    post(comms[0], SEND, 1, t, 64)
+    post(comms[0], SEND, 2, t + 0.1, 64)
+    cover(job.procs, 400)
+    assert analyze_job(job) == []
+
+
+def test_who_keeps_its_habit_is_not_to_blame_for_a_receive_too_many() -> None:
+    """Rank 0 has gone past it, and has made what it always made; rank 1 has not."""
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 12, counts=(BIG, 2 * BIG))
+    post(comms[1], RECV, 0, t, 3 * BIG)
+    for r in (0, 2):
+        comms[r].proc.enter(comms[r], AR, t + 0.1)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [("partner_gone_past", [1])]
+
+
+def test_a_peer_that_serves_others_is_not_quiet() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 3)
+    post(comms[0], RECV, 1, t)
+    for i in range(90):
+        post(comms[1], SEND, 2, t + i, 64)
+        post(comms[2], RECV, 1, t + i, 64)
+    cover(job.procs, t + 100)
+    assert analyze_job(job) == []
+
+
+def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 10)
+    post(comms[0], RECV, 1, t)
+    ended = comms[1].proc
+    post(comms[1], SEND, 0, t, lost=True)
+    ended.cover(0.5, t - 0.1)
+    ended.coverage(t + 20, lost_kernel=1)
+    ended.end(t + 21)
+    comms[0].proc.cover(0.5, 400)
+    (found,) = analyze_job(job)
+    assert (found.details["reason"], found.severity) == ("probe_event_loss_possible", "notice")
+    assert roots([found]) == []
+    assert found.details["confidence"] == "reduced"
