@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ from nccluprobe.canary import (
     NcclError,
     UnhealthyError,
 )
+from nccluprobe.canary.cuda import Cuda
+from nccluprobe.canary.nccl import Nccl
 from nccluprobe.canary.submission import VARIABLE, SubmissionLog
 
 from .ranks import FORK, backend, free_port, options, run
@@ -231,8 +234,6 @@ def test_a_missing_add_kernel_is_an_error_after_the_exchange() -> None:
 
 
 def unregistered(rank: int, world: int, port: int) -> Any:
-    from nccluprobe.canary.nccl import Nccl
-
     original = Nccl.call
 
     def refuse(self: Nccl, function: str, *arguments: object) -> int:
@@ -545,6 +546,83 @@ def broken(rank: int, world: int, port: int) -> Any:
 
 def test_an_error_in_the_block_aborts() -> None:
     assert run(2, broken) == [True, True]
+
+
+MADE_AND_GIVEN_BACK = {
+    "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRelease_v2",
+    "cuMemAlloc_v2": "cuMemFree_v2",
+    "cuStreamCreate": "cuStreamDestroy_v2",
+    "cuEventCreate": "cuEventDestroy_v2",
+    "cuModuleLoadData": "cuModuleUnload",
+}
+
+
+def held_after(scenario: str) -> Any:
+    """A job of two ranks; per rank, its calls of the driver and of NCCL in order."""
+
+    def job(rank: int, world: int, port: int) -> list[str]:
+        seen: list[str] = []
+        driver, calls = Cuda._check, Nccl.call
+
+        def check(self: Cuda, function: str, *arguments: object) -> None:
+            driver(self, function, *arguments)
+            seen.append(function)
+
+        def call(self: Nccl, function: str, *arguments: object) -> int:
+            seen.append(function)
+            return calls(self, function, *arguments)
+
+        Cuda._check, Nccl.call = check, call  # type: ignore[method-assign]
+        changes: dict[str, Any] = {"deadline": 0.5 if scenario == "deadline" else 20.0}
+        if scenario == "nobody comes":
+            changes |= {"bootstrap_timeout": 0.4, "address": ("127.0.0.1", free_port())}
+        with (
+            contextlib.suppress(ZeroDivisionError, BootstrapError, DeadlineError, NcclError),
+            backend(rank, world, port, **changes) as b,
+        ):
+            buf = b.alloc(16)
+            b.barrier()
+            b.all_reduce(buf, 4, "float32")
+            b.all_reduce_async(buf, 4, "float32")
+            b.synchronize()
+            child = b.split(0)
+            assert child is not None
+            child.barrier()
+            b.barrier()
+            if scenario == "reconnect":
+                settle(b)
+                b.abort()
+                b.attempt_reconnect()
+                b.barrier()
+            buf.free()
+            if scenario == "error":
+                raise ZeroDivisionError
+            if scenario == "deadline":
+                extra = b.alloc(4)
+                if rank == 1:
+                    time.sleep(1.5)
+                try:
+                    b.broadcast(extra, 1, "float32", 1)
+                finally:
+                    extra.free()
+        return seen
+
+    return run(2, job)
+
+
+@pytest.mark.parametrize("scenario", ["none", "error", "nobody comes", "deadline", "reconnect"])
+def test_everything_is_given_back_also_after_an_error(scenario: str) -> None:
+    for seen in held_after(scenario):
+        for made, given_back in MADE_AND_GIVEN_BACK.items():
+            assert seen.count(made) == seen.count(given_back), (made, seen)
+        comms = seen.count("ncclCommInitRankConfig") + seen.count("ncclCommSplit")
+        assert comms == seen.count("ncclCommDestroy") + seen.count("ncclCommAbort")
+        assert (comms == 0) is (scenario == "nobody comes")
+        # The communicator before what it works on, the context last.
+        ends = [i for i, name in enumerate(seen) if name in ("ncclCommDestroy", "ncclCommAbort")]
+        last = {name: len(seen) - 1 - seen[::-1].index(name) for name in set(seen)}
+        assert last["cuDevicePrimaryCtxRelease_v2"] == len(seen) - 1
+        assert all(end < last["cuStreamDestroy_v2"] < last["cuModuleUnload"] for end in ends)
 
 
 # ---- the submission log ----------------------------------------------------------------------
