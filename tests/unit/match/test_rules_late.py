@@ -60,3 +60,45 @@ def test_counters_are_sure_where_a_group_was_seen_from_its_start(grouped: bool) 
     assert comm.endpoints[1].base == ("aligned" if grouped else "ambiguous")
     causes = [f for f in run.analysis.matcher.book.all() if f.role == "root_cause"]
     assert [who["rank"] for f in causes for who in f.named] == ([1] if grouped else [])
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_slots_are_closed_as_soon_as_a_late_member_has_its_place(counters: bool) -> None:
+    """With counters at once; by the calls alone, when enough of them fit in one way only."""
+    job = Job()
+    early, late = job.proc(0), job.proc(1)
+    a = early.comm(HASH, 0, 2)
+    seqs = [0] * (FUNCTIONS - 1) + [100]
+    told = {"seqs": seqs, "base_seq": 100} if counters else {}
+    b = late.comm(HASH, 1, 2, t=1.995, learnt="struct", **told)
+    for i in range(200):
+        for c in (a, b) if i >= 100 else (a,):
+            seq = {"seq": i} if counters else {}
+            c.proc.call(c, "ncclAllReduce", 1 + 0.01 * i, count=1 + i**3 % 1009, **seq)
+    cover(job.procs, 5)
+    run = Run(job)
+    run.all()
+    run.analysis.matcher.settle()
+    (comm,) = run.analysis.matcher.comms.values()
+    assert comm.endpoints[1].base == ("exact" if counters else "aligned")
+    assert comm.closed == 200
+
+
+@pytest.mark.parametrize("calls", [10, 100])
+def test_a_late_member_is_placed_by_enough_calls_and_held_while_its_place_is_a_guess(
+    calls: int,
+) -> None:
+    """All calls are alike: more of them may tell, so no slot is closed by the guess."""
+    job = Job()
+    early, late = job.proc(0), job.proc(1)
+    a = early.comm(HASH, 0, 2)
+    b = late.comm(HASH, 1, 2, t=1.5, learnt="struct")
+    steps([a], calls, start=1, step=0.01)
+    steps([b], calls, start=2, step=0.01)
+    cover(job.procs, 4)
+    run = Run(job)
+    run.all()
+    run.analysis.matcher.settle()
+    (comm,) = run.analysis.matcher.comms.values()
+    assert comm.endpoints[1].base == ("unknown" if calls == 10 else "ambiguous")
+    assert (comm.closed, comm.holding) == (0, True)

@@ -173,3 +173,33 @@ def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
     assert (found.details["reason"], found.severity) == ("probe_event_loss_possible", "notice")
     assert roots([found]) == []
     assert found.details["confidence"] == "reduced"
+
+
+def test_a_hole_that_may_still_be_filled_lessens_what_is_sure() -> None:
+    """Another thread of rank 1 sends: its first send is known by the second one only."""
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 10)
+    one = comms[1].proc
+    one.enter(comms[1], RECV, t, peer=0)
+    post(comms[1], SEND, 2, 399.4, 64, thread=7, lost=True)
+    post(comms[1], SEND, 2, 399.5, 64, thread=7)
+    one.cover(0.5, 399)
+    one.coverage(400, through=399)
+    for c in (comms[0], comms[2]):
+        c.proc.cover(0.5, 400)
+    (found,) = analyze_job(job)
+    assert (found.details["confidence"], found.details["waited_s"]) == ("reduced", 400 - t)
+
+
+def test_few_sends_are_kept_where_nobody_can_be_compared() -> None:
+    job = Job()
+    comm = job.proc(0).comm(None, None, None)
+    for i in range(5000):
+        post(comm, SEND, 1, 1 + i * 0.001)
+    cover(job.procs, 10)
+    run = Run(job)
+    run.all()
+    run.scan()
+    (side,) = run.analysis.matcher.p2p.sides.values()
+    assert side.queue(True, 1).n <= 4096 and side.queue(True, 1).end == 5000
