@@ -92,3 +92,25 @@ def test_two_wrong_arguments_of_one_rank_are_one_fault_and_no_call_in_the_wrong_
     assert sorted(f.role for f in found) == ["downstream", "root_cause"]
     assert [[c["rank"] for c in f.named] for f in found] == [[1], [1]]
     assert not any("other_communicator" in f.details for f in found)
+
+
+def test_of_two_that_lost_events_the_one_that_lost_too_few_is_named() -> None:
+    """Rank 1 is waited for in two calls and lost one event: it cannot have made both."""
+    job = Job()
+    procs = [job.proc(r) for r in range(5)]
+    pairs = [(0, 1), (3, 1), (4, 2)]
+    comms = []
+    for k, ranks in enumerate(pairs):
+        hash_ = f"{0xAA + k:016x}"
+        comms.append([procs[r].comm(hash_, i, 2) for i, r in enumerate(ranks)])
+    t = 1.0
+    for cs in comms:
+        t = steps(cs, 5, start=t)
+    for cs in comms:
+        cs[0].proc.call(cs[0], AR, t)
+    for p in procs:
+        p.cover(0.5, t + 1)
+        p.cover(t + 2, 400, lost_kernel=1 if p.rank in (1, 2) else 0)
+    causes = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert len(causes) == 2
+    assert {c["rank"] for f in causes for c in f.named} == {1}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Job
 
+from nccluprobe.match import device_ran
 from nccluprobe.match.finding import Finding
 
 AR, SEND, RECV, DESTROY = "ncclAllReduce", "ncclSend", "ncclRecv", "ncclCommDestroy"
@@ -17,6 +19,16 @@ def causes(found: list[Finding]) -> list[tuple[str, list[int]]]:
         for f in found
         if f.role == "root_cause" and f.state == "open"
     ]
+
+
+def stuck(job: Job) -> set[tuple[int | None, int]]:
+    """(rank, call_idx) of what stands at the head of a stream and cannot end."""
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher = run.analysis.matcher
+    stalls = matcher.p2p.run_devices(matcher.comms, matcher._context, matcher.waits).stalls
+    return {(s.endpoint.comm_rank, s.node.idx) for s in stalls}
 
 
 def test_a_send_that_was_received_long_ago_is_over() -> None:
@@ -33,12 +45,7 @@ def test_a_send_that_was_received_long_ago_is_over() -> None:
     steps(comms, 1, start=t + 5)
     steps([b, c], 1, start=t + 6)
     cover(job.procs, 400)
-    run = Run(job)
-    run.all()
-    run.scan()
-    matcher = run.analysis.matcher
-    stalls = matcher.p2p.run_devices(matcher.comms, matcher._context, matcher.waits).stalls
-    assert {(s.endpoint.comm_rank, s.node.idx) for s in stalls} == {(1, 304), (2, 303)}
+    assert stuck(job) == {(1, 304), (2, 303)}
     assert causes(analyze_job(job)) == [("collective_missing_enter", [0])]
 
 
@@ -66,3 +73,22 @@ def test_who_is_inside_the_destroy_as_well_has_not_returned_from_it() -> None:
         c.proc.enter(c, DESTROY, t)
         c.proc.cover(0.5, 400)
     assert causes(analyze_job(job)) == []
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+def test_what_a_thread_is_inside_of_is_not_with_the_device(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what stands behind it in its stream, however many endpoints there are."""
+    monkeypatch.setattr(device_ran, "_FEW", few)
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    for peer in (1, 0):
+        api = SEND if peer else RECV
+        comms[1 - peer].proc.call(comms[1 - peer], api, t, peer=peer, count=8)
+    comms[0].proc.enter(comms[0], SEND, t + 1, peer=1, count=8)
+    comms[0].proc.call(comms[0], AR, t + 2, thread=7)
+    steps(comms[1:], 1, start=t + 2)
+    cover(job.procs, 400)
+    assert stuck(job) == {(1, 4), (2, 3)}
