@@ -33,6 +33,7 @@ logger = logging.getLogger("nccluprobe.canary")
 DEFAULT_CAPACITY = 64 << 20
 DEFAULT_DEADLINE = 30.0
 DEFAULT_BOOTSTRAP_TIMEOUT = 600.0
+_LARGEST_INT = (1 << 31) - 1
 
 
 class NcclBackend(Operations):
@@ -139,8 +140,10 @@ class NcclBackend(Operations):
         its parent, and does not survive the parent's reconnect.
         """
         generation = self.health.require("split")
-        if color < SPLIT_NOCOLOR:
-            raise ArgumentError(f"colour {color}: give -1 (no part) or more")
+        if not SPLIT_NOCOLOR <= color <= _LARGEST_INT:
+            raise ArgumentError(f"colour {color}: give -1 (no part) or more, below 2**31")
+        if not -_LARGEST_INT <= key <= _LARGEST_INT:
+            raise ArgumentError(f"key {key}: give a 32-bit number")
         with self._failing(generation, "ncclCommSplit"):
             comm = self.nccl.split(self.comm, color, key)
         self._after("ncclCommSplit", generation)
@@ -243,23 +246,25 @@ class NcclBackend(Operations):
     def register(self, buffer: DeviceBuffer) -> bool:
         """ncclCommRegister; False, with a log line, when NCCL refuses."""
         self.health.require("ncclCommRegister")
+        if self.registered(buffer):
+            return True
         try:
             handle = self.nccl.register(self.comm, buffer.pointer, buffer.nbytes)
         except CanaryError as error:
             logger.warning("rank %d: buffer not registered, going on without: %s", self.rank, error)
             return False
-        self._registered[buffer.pointer] = handle
+        self._registered[buffer.pointer, buffer.nbytes] = handle
         return True
 
     def deregister(self, buffer: DeviceBuffer) -> None:
         """ncclCommDeregister; nothing for a buffer that is not registered."""
         self.health.require("ncclCommDeregister")
-        handle = self._registered.pop(buffer.pointer, None)
+        handle = self._registered.pop((buffer.pointer, buffer.nbytes), None)
         if handle is not None:
             self.nccl.check("ncclCommDeregister", self.comm, handle)
 
     def registered(self, buffer: DeviceBuffer) -> bool:
-        return buffer.pointer in self._registered
+        return (buffer.pointer, buffer.nbytes) in self._registered
 
     # ---- inside -------------------------------------------------------------------------
 
@@ -270,7 +275,7 @@ class NcclBackend(Operations):
         self.receive_buffer = None
         self._works = []
         self._children: list[NcclBackend] = []
-        self._registered: dict[int, int] = {}
+        self._registered: dict[tuple[int, int], int] = {}  # by pointer and size
         self._reconnect_lock = threading.Lock()
         self._closed = False
         self.unique_id = b""  # of the newest initialisation; a split has none
@@ -349,7 +354,7 @@ class NcclBackend(Operations):
             return
         try:
             pointer, nbytes = self.receive_buffer.pointer, self.receive_buffer.nbytes
-            self._registered[pointer] = self.nccl.register(self.comm, pointer, nbytes)
+            self._registered[pointer, nbytes] = self.nccl.register(self.comm, pointer, nbytes)
         except CanaryError as error:
             logger.warning(
                 "rank %d: receive buffer not registered, going on without: %s", self.rank, error

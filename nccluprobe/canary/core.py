@@ -79,12 +79,14 @@ class Core:
         return REDUCTION_IDS[op]
 
     def _peer(self, peer: int, what: str = "peer") -> int:
-        if not 0 <= peer < self.world:
+        if not isinstance(peer, int) or not 0 <= peer < self.world:
             raise ArgumentError(f"{what} {peer}: the communicator has ranks 0 to {self.world - 1}")
         return peer
 
     def _fits(self, buffer: DeviceBuffer, count: int, size: int, what: str) -> int:
         """`count` elements as bytes; ArgumentError unless they fit `buffer`."""
+        if not isinstance(count, int):  # NCCL would be inside a group when ctypes says so
+            raise ArgumentError(f"{what}: count {count!r}: give a whole number of elements")
         nbytes = count * size
         if count < 0 or nbytes > buffer.nbytes:
             raise ArgumentError(

@@ -107,6 +107,10 @@ def refusals(rank: int, world: int, port: int) -> Any:
             lambda: b.recv(buf, 1, "float32", -1),
             lambda: b.send(buf, 1, "float32", rank),
             lambda: b.split(-2),
+            lambda: b.split(1 << 31),
+            lambda: b.split(0, 1 << 31),
+            lambda: b.all_reduce(buf, 1.5, "float32"),  # type: ignore[arg-type]
+            lambda: b.send(buf, 1, "float32", None),  # type: ignore[arg-type]
             lambda: b.alloc(0),
             lambda: small.write(b"x" * 65),
             lambda: small.read(65),
@@ -128,15 +132,23 @@ def refusals(rank: int, world: int, port: int) -> Any:
         for nothing in empty:
             nothing()
         assert b.healthy
+        before = [name for name in seen if name != "ncclCommGetAsyncError"]
+        registrations = seen.count("ncclCommRegister")
+        assert b.register(buf) and b.register(buf) and b.registered(buf)
+        assert not b.registered(buf.view(0, 8))
+        assert seen.count("ncclCommRegister") == registrations + 1
+        b.deregister(buf)
+        b.deregister(buf)
+        assert seen.count("ncclCommDeregister") == 1
+        seen.clear()
         b.all_reduce(buf, 64, "float32")  # exactly the capacity
         b.synchronize()
-        before = [name for name in seen if name != "ncclCommGetAsyncError"]
-        return before
+        return [*before, "|", *(name for name in seen if name != "ncclCommGetAsyncError")]
 
 
 def test_a_refused_or_empty_operation_makes_no_nccl_call() -> None:
     pair = ["ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd"]
-    assert run(2, refusals) == [pair, pair]
+    assert run(2, refusals) == [["|", *pair]] * 2
 
 
 @pytest.mark.parametrize(
