@@ -19,6 +19,7 @@ from nccluprobe.match.status import (
     ended_abruptly,
     is_silent,
     rank_status,
+    unseen,
 )
 from nccluprobe.match.waits import Wait
 
@@ -45,6 +46,8 @@ class OpenSlot:
     until: int  # how long somebody is known to have waited
     signature: Signature | None
     queued_behind: int  # later slots that somebody entered
+    #: Of the absent: events of theirs were lost since, and others are surely absent.
+    perhaps: tuple[Endpoint, ...] = ()
 
     @property
     def waited(self) -> int:
@@ -89,15 +92,36 @@ def open_slot(comm: Communicator, ctx: Context) -> OpenSlot | None:
     if not times:
         return None
     sigs = [s for e, n in at.items() if (s := e.sig_at(n)) not in (None, m.SIG_LOST)]
+    absent = tuple(e for e in members if e not in at)
     return OpenSlot(
         slot=slot,
         entered=entered,
-        absent=tuple(e for e in members if e not in at),
+        absent=absent,
+        perhaps=_perhaps(absent),
         first=min(times),
         until=max(waiting_until(e, ctx) for e in entered),
         signature=ctx.table[max(set(sigs), key=sigs.count)] if sigs else None,
         queued_behind=max(e.entered for e in entered) - slot - 1,
     )
+
+
+def _perhaps(absent: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Who may have come unseen, beside others that have not: one fault explains enough."""
+    found = tuple(e for e in absent if unseen(e) and not _crashed(e))
+    return found if len(found) < len(absent) else ()
+
+
+def _crashed(e: Endpoint) -> bool:
+    return e.process.ended and ended_abruptly(e.process)
+
+
+def _may_have_come(e: Endpoint, o: OpenSlot) -> bool:
+    """Whether its call may be among events that were lost."""
+    if e.queued and not e.queued_in_group:
+        return True
+    lost = unseen(e)
+    # The only one that is absent waits for nobody in the slots before.
+    return lost > (o.queued_behind if len(o.absent) == 1 else 0)
 
 
 def _real_call(e: Endpoint, slot: int, table: SignatureTable) -> int | None:
@@ -118,7 +142,8 @@ def wait_of(comm: Communicator, o: OpenSlot, finding: Finding | None) -> Wait:
         label=f"{name} #{seq}",
         first=o.first,
         entered=o.entered,
-        absent=o.absent,
+        absent=(absent := tuple(e for e in o.absent if e not in o.perhaps)),
+        weak=bool(absent) and all(_may_have_come(e, o) for e in absent),
         finding=finding,
         at=(o.slot,),
         seq=seq,
@@ -155,16 +180,19 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
     if not watched:
         return _not_observed(o, silent, ctx)
     reasons: dict[int, str] = {}
-    proof = loss = ended_comm = False
+    proof = ended_comm = False
     asserted = True
+    lossy = 0
     for e in watched:
         rank = e.comm_rank if e.comm_rank is not None else -1
         ended_at = _ended_at(e)
-        if ended_at is not None and _left_waiters(e, ended_at, o, ctx):
-            if e.process.lost_since(e.last_t):
-                loss = True
-                reasons[rank] = "probe_event_loss_possible"
+        left = ended_at is not None and _left_waiters(e, ended_at, o, ctx)
+        if _may_have_come(e, o) and not (_crashed(e) and e.end is None):
+            lossy += 1
+            reasons[rank] = "probe_event_loss_possible"
+            if left:
                 continue
+        elif left:
             proof = True
             comm_ended_first = e.end is not None and (
                 not e.process.ended or e.end.t <= (e.process.end.t if e.process.end else ctx.now)
@@ -172,19 +200,19 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
             ended_comm |= comm_ended_first
             reasons[rank] = "rank_ended_communicator" if comm_ended_first else end_reason(e.process)
             continue
+        else:
+            inside = e.process.inside_now() is not None
+            reasons[rank] = "rank_inside_other_call" if inside else absent_reason(e.process)
+        if e in o.perhaps:
+            continue
         since = max(o.first, e.last_t)
         known = e.process.through if ended_at is None else ended_at
         if o.until - since < opt.missing_after or known - since < opt.missing_after:
             asserted = False
-        reasons[rank] = absent_reason(e.process)
-        if e.process.lost_since(e.last_t) or (e.queued and not e.queued_in_group):
-            loss = True
-            reasons[rank] = "probe_event_loss_possible"
-        elif e.process.inside_now() is not None:
-            reasons[rank] = "rank_inside_other_call"
     if not (proof or asserted):
         return None
     hang_type = "comm_ended_under_waiters" if ended_comm else "collective_missing_enter"
+    loss = 0 < lossy == len(watched)
     return _Verdict(hang_type, reasons, tuple(watched), tuple(silent), proof, loss)
 
 

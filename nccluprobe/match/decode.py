@@ -18,6 +18,7 @@ import orjson
 
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
+from nccluprobe.match.accounts import Accounts
 from nccluprobe.match.callrows import CallCounts, Calls, RowReader, joined, merged
 from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
 from nccluprobe.match.fastcalls import FastCalls
@@ -56,6 +57,7 @@ class Decoder:
         self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
         self._sources: dict[int, SourceState] = {}
         self._reader = RowReader(table)
+        self._accounts = Accounts()
         self._fast = None if native is None else FastCalls(table, native)
 
     def opened(self, source: int, name: str) -> m.Item:
@@ -76,6 +78,7 @@ class Decoder:
             state = self._sources[source] = SourceState(source, path)
         state.path = path
         data = lines if isinstance(lines, bytes) else b"".join([x + b"\n" for x in lines])
+        bad = self.counts.bad_lines
         fast, rest, places = self._split(data)
         rows, at = self._parse(path, first_line, rest, places[0])
         items: list[m.Item] = []
@@ -99,6 +102,8 @@ class Decoder:
         if len(calls):
             state.watch_returns = any(isinstance(i, m.Enter) for i in late)
             self._calls(state, calls, items)
+        self._accounts.bad(source, self.counts.bad_lines - bad)
+        items += self._accounts.items(source)
         items += [i for i in late if not self._has_returned(state, i)]
         state.returned.clear()
         items.append(m.Progress(source, state.through, caught_up))
@@ -239,6 +244,7 @@ class Decoder:
             state.returned.update(zip(c.thread.tolist(), c.t.tolist(), strict=True))
         if state.open_groups or c.grouped:
             out += groups_left_open(state, c)
+        self._accounts.note(state.source, c, calls.rows, state.open_groups)
         out += items_of(state.source, calls, c)
         state.through = max(state.through, int(c.t.max()))
 

@@ -70,6 +70,8 @@ class Graph:
     #: actor -> those of them that it is inside of: it is that call that holds the thread
     _hard: dict[Actor, list[Wait]] = field(default_factory=dict)
     endpoint_of: dict[Actor, Endpoint] = field(default_factory=dict)
+    #: Ids of waits to which the absent ones have come, unseen.
+    _came: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for w in sorted(self.waits, key=lambda w: w.order):
@@ -86,11 +88,13 @@ class Graph:
 
     def waits_of(self, actor: Actor) -> list[Wait]:
         """The waits that keep an actor from coming elsewhere."""
-        waits = self.blockers.get(actor, [])
         e = self.endpoint_of[actor]
+        waits = [w for w in self.blockers.get(actor, ()) if id(w) not in self._came]
         if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
-        hard = self._hard.get(actor)
+        if any(w.weak for w in waits) and host_of(e) is Host.AWAY:
+            waits = [w for w in waits if not w.weak]  # it does something else
+        hard = [w for w in self._hard.get(actor, ()) if id(w) not in self._came]
         if hard:
             return hard
         # What stands behind something else in its stream does not hold it.
@@ -141,26 +145,11 @@ class Graph:
 
     def _solve(self) -> None:
         actors = list(self.endpoint_of)
-        node_of: dict[Hashable, int] = {a: i for i, a in enumerate(actors)}
-        for i, w in enumerate(self.waits):
-            node_of[id(w)] = len(actors) + i
-        edges: list[list[int]] = [[node_of[id(w)] for w in self.waits_of(a)] for a in actors]
         own: dict[int, set[Cause]] = {}
-        for i, w in enumerate(self.waits):
-            out = []
-            if w.cause is not None:
-                own.setdefault(len(actors) + i, set()).add(Cause("finding", w.cause.id))
-                edges.append([])
-                continue
-            if not (w.absent or w.held or w.behind):
-                own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
-            for e in (*w.absent, *w.held):
-                if self.left(w, e) or self.passed(w, e):
-                    own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
-                else:
-                    out.append(node_of[e.actor])
-            out += [node_of[id(x)] for x in w.behind]
-            edges.append(out)
+        edges = self._edges(actors, own)
+        while self._release(actors, edges):
+            own.clear()
+            edges = self._edges(actors, own)
         found: list[frozenset[Cause]] = [frozenset()] * len(edges)
         for component in components(edges):
             inside = set(component)
@@ -184,6 +173,44 @@ class Graph:
                 found[n] = frozenset(ends)
         for i, w in enumerate(self.waits):
             self.causes[id(w)] = found[len(actors) + i]
+
+    def _edges(self, actors: list[Actor], own: dict[int, set[Cause]]) -> list[list[int]]:
+        """Nodes that each node points at: actors first, then waits.  ``own``: causes of waits."""
+        node_of: dict[Hashable, int] = {a: i for i, a in enumerate(actors)}
+        for i, w in enumerate(self.waits):
+            node_of[id(w)] = len(actors) + i
+        edges: list[list[int]] = [[node_of[id(w)] for w in self.waits_of(a)] for a in actors]
+        for i, w in enumerate(self.waits):
+            out = []
+            if w.cause is not None:
+                own.setdefault(len(actors) + i, set()).add(Cause("finding", w.cause.id))
+                edges.append([])
+                continue
+            if not (w.absent or w.held or w.behind):
+                own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
+            for e in (*w.absent, *w.held):
+                if self.left(w, e) or self.passed(w, e):
+                    own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
+                else:
+                    out.append(node_of[e.actor])
+            out += [node_of[id(x)] for x in w.behind if id(x) not in self._came]
+            edges.append(out)
+        return edges
+
+    def _release(self, actors: list[Actor], edges: list[list[int]]) -> bool:
+        """Whether waits of a cycle lack only ranks that may have come: these have come.
+
+        They wait themselves for who waits there: else, besides the loss, several ranks
+        would have made calls in orders that exclude each other.
+        """
+        weak = {len(actors) + i for i, w in enumerate(self.waits) if w.weak}
+        found = {
+            id(self.waits[n - len(actors)])
+            for component in (components(edges) if weak else ())
+            for n in weak.intersection(component if len(component) > 1 else ())
+        } - self._came
+        self._came |= found
+        return bool(found)
 
     def _break(
         self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]

@@ -155,6 +155,7 @@ def _coverage(row: Line, state: SourceState, _: dict[str, int], __: SignatureTab
         main=_text(row["main"]),
         syscall=_opt_text(row, "syscall"),
         last_call_age=_opt_int(row, "last_call_age"),
+        dropped=_opt_int(row, "dropped") or 0,
     )
 
 

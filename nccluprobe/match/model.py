@@ -314,6 +314,22 @@ class Coverage:
     main: str
     syscall: str | None = None
     last_call_age: int | None = None
+    #: Lines of oldest parts that were deleted.
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """What a source shows of its losses besides holes in the ordinals of calls, so far.
+
+    ``known``: lost records that are starts or ends of groups or exits of known calls,
+    the newest shown at ``t``; ``unplaced``: ordinals that may be missing without loss.
+    """
+
+    source: int
+    known: int
+    unplaced: int
+    t: int
 
 
 @dataclass(frozen=True)
@@ -384,6 +400,7 @@ Item = (
     | Returned
     | Cut
     | Coverage
+    | Accounted
     | ProcessEnd
     | StateNote
     | Phase

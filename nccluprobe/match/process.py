@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match.losses import Losses
 from nccluprobe.match.phases import Phases
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Process:
     #: Time of the first coverage line: watched since then.
     first_coverage: int = 0
     read_through: int = 0
+    #: Where its lost records are missing.
+    losses: Losses = field(default_factory=Losses)
     #: What it declared of itself.
     phases: Phases = field(default_factory=Phases)
     #: Such a phase excuses it, by the last scan.
@@ -146,6 +149,7 @@ class Process:
         self.coverage = c
         self.first_coverage = self.first_coverage or c.t
         self.newest = max(self.newest, c.t, c.through)
+        self.losses.covered(c)
         if not self._loss_n or c.lost != self._loss_n[-1]:
             self._loss_t.append(c.t)
             self._loss_n.append(c.lost)
@@ -160,6 +164,17 @@ class Process:
         # The count at t itself is between two lines: the earlier one is safe.
         at = bisect_right(self._loss_t, t) - 1
         return self._loss_n[-1] - (self._loss_n[at] if at >= 0 else 0)
+
+    def unseen_after(self, comm: int, idx: int, t: int) -> int:
+        """How many calls on a communicator may follow an ordinal seen at ``t``, unseen.
+
+        0: none was lost, or all lost ones are missing at other places.
+        """
+        most = self.lost_since(t)
+        if not most:
+            return 0
+        here = self.losses.after(comm, idx)
+        return min(most, here + self.losses.without_place(self.lost, self.through))
 
     def note_activity(self, a: m.Activity, shortest: int) -> None:
         """Note silences longer than ``shortest`` between calls."""

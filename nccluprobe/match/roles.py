@@ -58,6 +58,9 @@ def assign(
     broken = frozenset(
         who for f in findings if f.hang_type == "collective_missing_exit" for who in f.culprits
     )
+    for w in waits:
+        if w.seq is None and w.finding is not None and (said := _reasons(w.finding)):
+            w.weak = said == {_LOST}
     graph = Graph(waits, now, silent_after, _explained(waits, findings), broken)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context)
@@ -65,6 +68,10 @@ def assign(
     if all(f.role != "root_cause" for f in (*findings, *made)):
         roles.name_unsure()
     return made
+
+
+def _reasons(f: Finding) -> set[str]:
+    return {s["reason"] for s in f.details.get("missing_rank_status") or ()}
 
 
 def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str]:

@@ -63,6 +63,7 @@ class State:
             m.Returned: self._returned,
             m.Cut: self._cut,
             m.Coverage: self._coverage,
+            m.Accounted: self._accounted,
             m.ProcessEnd: self._process_end,
             m.StateNote: self._note,
             m.Phase: self._phase,
@@ -149,8 +150,12 @@ class State:
         self.children.changed = True
         self._touched[key] = None
 
+    def _accounted(self, a: m.Accounted) -> None:
+        self._of(a.source).losses.told(a)
+
     def _batch(self, b: m.Batch) -> None:
         self.calls += len(b)
+        self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         e = self.endpoints.get((b.source, b.comm))
         if e is None:
             self.orphans += len(b)
@@ -171,6 +176,7 @@ class State:
 
     def _p2p(self, b: m.P2PBatch) -> None:
         self.calls += len(b)
+        self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         e = self.endpoints.get((b.source, b.comm))
         if e is None:
             self.orphans += len(b)
@@ -211,6 +217,8 @@ class State:
                     e.unseen_group_failed(c.thread, c.t)
 
     def _lifecycle(self, call: m.Call | m.Enter, process: Process) -> None:
+        if call.comm is not None and call.idx is not None:
+            process.losses.one(call.comm, call.idx, call.t)
         if call.comm is not None and call.api in CHILD_CALLS:
             self.children.note(call)
             e = self.endpoints.get((call.source, call.comm))
@@ -334,6 +342,7 @@ class State:
         for e in comm.endpoints.values():
             at = (e.info.source, e.info.id)
             self.endpoints.pop(at, None)
+            e.process.losses.forget(e.info.id, e.process.through)
             self._home.pop(at, None)
             self.p2p.forget(at)
             others = self.of_source.get(e.info.source)

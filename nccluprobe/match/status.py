@@ -25,6 +25,12 @@ SIGINT, SIGTERM = 2, 15
 _POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
 
 
+def unseen(e: Endpoint) -> int:
+    """How many more collectives a member may have entered than are seen, their records lost."""
+    idx = -1 if e.last_idx is None else e.last_idx
+    return e.process.unseen_after(e.info.id, idx, e.last_t)
+
+
 def is_silent(p: Process, now: int, limit: int) -> bool:
     """Whether its collector is too far behind for anything to be said of now."""
     bound = UNKNOWN_CLOCK if p.bound is None else p.bound

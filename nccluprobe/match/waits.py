@@ -47,6 +47,8 @@ class Wait:
     device: bool = False
     #: What other parts of it stand behind, in the streams of who entered.
     behind: list[Wait] = field(default_factory=list)
+    #: Whoever is absent may have come: events of theirs were lost.
+    weak: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
     held: list[Endpoint] = field(default_factory=list)
 
