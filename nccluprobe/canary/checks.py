@@ -27,8 +27,9 @@ class Wrong:
 def moved(source: int, nbytes: int, seed: int, part: int = 0) -> bytes:
     """`nbytes` of the pattern that rank `source` gives (`part`: to whom, of all-to-all)."""
     start = source * 17 + seed * 7 + part * 53
-    pattern = (np.arange(start, start + 31 * 256, 31) % 256).astype(np.uint8)
-    return np.resize(pattern, nbytes).tobytes()
+    pattern = (np.arange(start, start + 31 * 256, 31) % 256).astype(np.uint8).tobytes()
+    whole, rest = divmod(nbytes, len(pattern))
+    return pattern * whole + pattern[:rest]
 
 
 def contribution(

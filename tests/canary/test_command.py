@@ -327,6 +327,17 @@ def test_serve_by_the_clock() -> None:
     assert done.stdout.count("request ") == 3
 
 
+def test_a_late_rank_shows_in_the_arrivals() -> None:
+    done = run(
+        *("--nproc", "3", "--sim", "--sizes", "8", "--ops", "all_reduce", "--steps", "8"),
+        *("--json", "--inject", "late:rank=1,at=3,s=1.5"),
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    arrival = json.loads(done.stdout.splitlines()[-1])["arrival"]
+    most = [r["behind_first_us"]["max"] for r in arrival["ranks"]]
+    assert most[1] == arrival["spread_us"]["max"] == max(most) and 1e6 < most[1] < 3e6
+
+
 def test_reconnect_goes_on_with_right_results() -> None:
     done = run(
         *("--nproc", "3", "--sim", "--sizes", "4K", "--steps", "12", "--json"),

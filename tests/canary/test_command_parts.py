@@ -244,6 +244,8 @@ def test_moved_data_tells_its_source_its_seed_and_its_place() -> None:
     for other in (moved(1, 1000, 0), moved(0, 1000, 1), moved(0, 1000, 0, 1)):
         assert compare_bytes(other, base) is not None
     assert compare_bytes(base[1:] + base[:1], base) is not None
+    assert [len(moved(2, n, 3)) for n in (0, 1, 256, 257)] == [0, 1, 256, 257]
+    assert moved(2, 700, 3)[256:512] == moved(2, 256, 3)
     assert compare_bytes(base, base) is None
 
 
