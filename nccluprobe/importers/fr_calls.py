@@ -6,6 +6,7 @@ complete: what is not there is not lost.  PyTorch's own numbers place the rest.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,32 +70,74 @@ class Calls:
             starts = np.flatnonzero(np.diff(dump.group[order], prepend=-1))
             for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
                 self._rows[int(dump.group[order[start]])] = order[start:end]
-        if self._coalesced:
-            for rows in self._rows.values():
-                self._end_groups(rows)
+        #: Sends and receives that were put together with others, or may have been.
+        self._batched = np.zeros(len(dump), np.bool_)
+        for group, rows in self._rows.items():
+            left = self._end_groups(rows)
+            if len(left) and not (self.state[rows] == COMPLETED).any():
+                self._without_end(group, rows, left)
 
     def has_p2p(self, group: int) -> bool:
         """Whether the group (index in groups_seen) shows sends or receives."""
         return bool(self.dump.is_p2p[self._rows[group]].any())
 
-    def _end_groups(self, rows: Int64) -> None:
-        """Calls put together have no state: that of the entry that ends them is theirs."""
+    def _end_groups(self, rows: Int64) -> list[int]:
+        """Calls put together have no state: that of the entry that ends them is theirs.
+
+        Returns the calls that no such entry follows.
+        """
         d = self.dump
+        if not self._coalesced:
+            return rows.tolist()
         open_: list[int] = []
+        left: list[int] = []
         for i in rows.tolist():
             if int(d.name[i]) not in self._coalesced:
                 open_.append(i)
                 continue
             p2p = [j for j in open_ if d.is_p2p[j] and d.p2p_seq[j] == d.p2p_seq[i]]
             calls = [j for j in open_ if not d.is_p2p[j] and d.seq[j] == d.seq[i]]
+            left += [j for j in open_ if j not in p2p and j not in calls]
             open_ = []
             if p2p or calls:
                 self.kept[i] = False
                 for j in (*p2p, *calls):
                     self.state[j] = self.state[i]
                 self._in_coalesced[calls] = True
+                self._batched[p2p] = True
             elif d.is_p2p[i]:
                 self.kept[i] = False
+        return left + open_
+
+    def _without_end(self, group: int, rows: Int64, left: list[int]) -> None:
+        """In a dump of what is active, calls put together whose end is not there are complete.
+
+        They stay in it for as long as the ring holds them, as they have no state.  That
+        they were put together shows by a number that several have, or by operations
+        that outnumber the numbers given out.
+        """
+        d = self.dump
+        p2p = [i for i in left if d.is_p2p[i]]
+        calls = [i for i in left if not d.is_p2p[i]]
+        together = [*_alike(p2p, d.p2p_seq), *_alike(calls, d.seq)]
+        ended = self._batched[rows].any()
+        for i in p2p:
+            if ended or d.op[i] > d.seq[i] + d.p2p_seq[i]:
+                together.append(i)
+        status = d.status.get(d.pg_ids[group])
+        last = int(rows[-1])
+        for i in dict.fromkeys(together):
+            number = d.p2p_seq if d.is_p2p[i] else d.seq
+            if status is not None and status[0] == int(number[last]):
+                if status[1] < number[i]:
+                    continue  # it is not complete, or was not put together with others
+            elif int(d.record[i]) == int(d.record.max()):
+                continue  # perhaps it is being put together
+            self.state[i] = COMPLETED
+            if d.is_p2p[i]:
+                self._batched[i] = True
+            else:
+                self._in_coalesced[i] = True
 
     def collectives(self, group: int, status: tuple[int, int] | None) -> Collectives | None:
         """The collectives of a group; ``status``: last enqueued and completed, if of use."""
@@ -139,7 +182,8 @@ class Calls:
         peers = [told[i].peer or 0 for i in good]
         done = self.state[rows] == COMPLETED
         if status is not None and status[0] == int(d.p2p_seq[rows].max()):
-            done |= d.p2p_seq[rows] <= status[1]
+            # By itself each pair has its own stream: a later one may be complete before.
+            done |= self._batched[rows] & (d.p2p_seq[rows] <= status[1])
         return Transfers(
             send=np.array([told[i].send for i in good], np.bool_),
             peer=np.array(peers, np.int32),
@@ -184,6 +228,12 @@ class Calls:
         return self.table.intern_call(
             op.api, None if count is None else count * per_element, type_name, None, None
         )
+
+
+def _alike(rows: list[int], numbers: Int64) -> list[int]:
+    """Those of the rows whose number another one has, too."""
+    count = Counter(numbers[rows].tolist())
+    return [i for i in rows if count[int(numbers[i])] > 1]
 
 
 def _by_lists(op: Operation, inputs: int, outputs: int) -> bool:

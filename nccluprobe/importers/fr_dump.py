@@ -65,6 +65,8 @@ class Dump:
     record: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     p2p_seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    #: Operations of the group so far, each part of what was put together by itself; 0: not told.
+    op: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     is_p2p: np.ndarray[Any, np.dtype[np.bool_]] = field(
         default_factory=lambda: np.empty(0, np.bool_)
     )
@@ -249,6 +251,7 @@ _FIELDS: dict[str, Any] = {
     "time_created_ns": 0,
     "time_discovered_completed_ns": None,
     "timeout_ms": 0,
+    "op_id": 0,
 }
 _all_fields = itemgetter(*_FIELDS)
 
@@ -273,11 +276,12 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     (record, seq, p2p_seq, is_p2p, pg_id, pg, name, in_types, out_types, in_sizes, out_sizes) = (
         columns := list(zip(*rows, strict=True))
     )[:11]
-    state, created, completed, timeout = columns[11:]
+    state, created, completed, timeout, op = columns[11:]
     groups, names, datatypes, elements = _Numbers(), _Numbers(), _Numbers(), _Elements()
     dump.record = _int64(record)
     dump.seq = _int64(seq)
     dump.p2p_seq = _int64(p2p_seq)
+    dump.op = _int64(op)
     dump.is_p2p = np.array([x is True for x in is_p2p], np.bool_)
     numbered = [groups[i, g[0], g[1]] for i, g in zip(pg_id, pg, strict=True)]
     dump.group = np.array(numbered, np.int32)
