@@ -101,6 +101,11 @@ class Ranks:
                         stdin=None if rank == 0 else subprocess.DEVNULL,
                     )
                 )
+        except OSError as error:
+            raise CanaryError(
+                f"rank {len(self.processes)} cannot be started: {error.strerror}; "
+                f"are {self.world} processes too many here?"
+            ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

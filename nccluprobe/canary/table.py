@@ -78,7 +78,8 @@ def _arrival(found: dict[str, Any]) -> list[str]:
 def text(found: dict[str, Any]) -> str:
     """The report for people."""
     kind = "simnccl, a stand-in without a GPU" if found["simulated"] else "NCCL"
-    lines = [f"{kind} {found['nccl']}, {found['world']} ranks, {found['device']}"]
+    ranks = f"{found['world']} rank{'s' if found['world'] > 1 else ''}"
+    lines = [f"{kind} {found['nccl']}, {ranks}, {found['device']}"]
     lines += [f"{name}={value}" for name, value in found["settings"].items()] + [""]
     if "results" in found:
         lines += [*_results(found["results"]), ""]

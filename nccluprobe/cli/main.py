@@ -150,7 +150,10 @@ def build(argv: Sequence[str]) -> typer.Typer:
 
 def run() -> None:
     """Entry point of the console script."""
-    build(sys.argv[1:])(prog_name="nccluprobe")
+    try:
+        build(sys.argv[1:])(prog_name="nccluprobe")
+    except KeyboardInterrupt:  # while the command was still being imported
+        sys.exit(int(ExitCode.INTERRUPTED))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -434,6 +435,24 @@ def test_verbose_logs_the_libraries_and_the_variables_of_nccl() -> None:
         assert f"nccluprobe: rank {rank} of 2: NCCL 2." in done.stderr
         assert f"nccluprobe: rank {rank}: NCCL_PROTO=Simple\n" in done.stderr
     assert "\nNCCL_PROTO=Simple\n" in done.stdout
+
+
+def test_ranks_that_cannot_be_started() -> None:
+    """The limit on processes of a user who has none yet; root itself has no limit."""
+    limit = ("prlimit", "--nproc=1:1", "setpriv", "--reuid=65533", "--clear-groups")
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("prlimit", "setpriv")):
+        pytest.skip("needs root, prlimit and setpriv")
+    done = subprocess.run(
+        [*limit, *COMMAND, "--nproc", "3", *SMALL],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean_env(), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == ExitCode.CANARY_FAILED, done.stderr
+    assert "rank 0 cannot be started: Resource temporarily unavailable" in one_line(done)
 
 
 def test_no_library_is_a_failure_in_one_line() -> None:
