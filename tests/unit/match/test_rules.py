@@ -114,3 +114,19 @@ def test_of_two_that_lost_events_the_one_that_lost_too_few_is_named() -> None:
     causes = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert len(causes) == 2
     assert {c["rank"] for f in causes for c in f.named} == {1}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_second_trace_of_a_rank_is_not_one_that_could_not_be_compared(known: bool) -> None:
+    job = Job()
+    comms = job.world(2)
+    t = steps(comms, 5)
+    again = job.proc(1)
+    c = again.comm("00000000000000aa", 1 if known else None, 2, 1.0, learnt="struct")
+    again.call(c, AR, t - 0.1)
+    cover(job.procs, t + 5)
+    run = Run(job)
+    run.all()
+    run.scan()
+    said = run.analysis.matcher.not_judged()
+    assert said == ({} if known else {"its rank in it is not known": 1})

@@ -92,3 +92,37 @@ def test_what_a_thread_is_inside_of_is_not_with_the_device(
     steps(comms[1:], 1, start=t + 2)
     cover(job.procs, 400)
     assert stuck(job) == {(1, 4), (2, 3)}
+
+
+def test_who_is_away_does_not_wait_elsewhere() -> None:
+    """Each waits for the other, and rank 0 is in a system call in which no device is waited for."""
+    job = Job()
+    xs = job.world(2)
+    ys = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(xs)]
+    t = steps(ys, 5, start=steps(xs, 5))
+    xs[0].proc.call(xs[0], AR, t)
+    ys[1].proc.call(ys[1], AR, t)
+    xs[0].proc.cover(0.5, 400, main="syscall", syscall="read")
+    xs[1].proc.cover(0.5, 400)
+    found = analyze_job(job)
+    assert causes(found) == [("collective_missing_enter", [0])]
+    said = {s["global_rank"]: s["reason"] for f in found for s in f.details["missing_rank_status"]}
+    assert said == {0: "rank_alive_but_not_entered", 1: "rank_waiting_elsewhere"}
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_streams_that_hold_up_each_other_are_no_deadlock_where_one_made_a_call_less(
+    less: bool,
+) -> None:
+    """All that follows the call that it left out is shifted."""
+    job = Job()
+    a, b, c = job.world(3)
+    t = steps([a, b, c], 5)
+    a.proc.call(a, SEND, t, peer=1, count=BIG)
+    steps([a, b, c], 1, start=t + 1)
+    b.proc.call(b, RECV, t + 2, peer=0, count=BIG)
+    steps([a, b] if less else [a, b, c], 1, start=t + 3)
+    cover(job.procs, 400)
+    kinds = {f.hang_type for f in analyze_job(job)}
+    assert ("p2p_order_inversion" in kinds) != less
+    assert ("collective_missing_enter" in kinds) == less
