@@ -11,9 +11,11 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
 from nccluprobe.match.p2p_faults import Faults
+from nccluprobe.match.p2p_fill import fill
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
+from nccluprobe.match.p2p_past import Heads
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.stalls import Stalls, stalls_of
@@ -135,6 +137,7 @@ class P2P:
         ``known``: waits in collectives; ``disputed``: communicators whose members
         differ in their calls; ``orders``: inversions that are known.
         """
+        lacking = self._fill(comms, context)
         by_comm: dict[CommKey, list[Channel]] = {}
         for channel in (*self.pairs.open, *self.pairs.disputed):
             by_comm.setdefault(channel.comm, []).append(channel)
@@ -149,6 +152,7 @@ class P2P:
         self.faults.note_decided(comms, context)
         stalls = self.run_devices(comms, context, known, disputed, orders)
         current += stalls.findings
+        heads = Heads(stalls.stalls, self.sides)
         judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
@@ -158,7 +162,9 @@ class P2P:
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
             faults = self.faults.of_channel
-            judges.append(Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls))
+            judges.append(
+                Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls, heads, lacking)
+            )
         explained = misplaced(judges)
         for judge in judges:
             judge.run(explained)
@@ -167,6 +173,32 @@ class P2P:
             current += [w.finding for w in judge.waits if w.finding is not None]
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)
+
+    def _fill(
+        self,
+        comms: Mapping[CommKey, Communicator],
+        context: Callable[[Communicator], Context],
+    ) -> set[tuple[Channel, bool]]:
+        """Put in what was lost; returns the directions in which more is lacking than that."""
+        by_comm: dict[CommKey, list[Channel]] = {}
+        for channel in self.pairs.open:
+            by_comm.setdefault(channel.comm, []).append(channel)
+        lacking: set[tuple[Channel, bool]] = set()
+        for key, channels in sorted(by_comm.items()):
+            comm = comms.get(key)
+            if comm is None or comm.ambiguous:
+                continue
+            if not any(e.process.lost for e in comm.endpoints.values()):
+                continue
+            before = context(comm).now - self.options.missing_after
+            changed, more = fill(comm, sorted(channels), self.sides, before)
+            lacking |= more
+            for channel in dict.fromkeys(changed):
+                src, dst = (comm.endpoints[r] for r in (channel.src, channel.dst))
+                sends = self.sides[src.info.source, src.info.id].queue(True, channel.dst)
+                recvs = self.sides[dst.info.source, dst.info.id].queue(False, channel.src)
+                self.pairs.pair(channel, sends, recvs)
+        return lacking
 
     def run_devices(
         self,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.p2p_habit import odd_one, usual
+from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_pair import At, Pairs
-from nccluprobe.match.p2p_queue import Side
+from nccluprobe.match.p2p_queue import Op, Side
+from nccluprobe.match.p2p_shape import shape_says
 
 
 def odd_of(
@@ -17,20 +18,24 @@ def odd_of(
     pairs: Pairs,
     has: Side,
     lacks: Endpoint,
-    lane: tuple[bool, int],
+    op: Op,
 ) -> Endpoint | None:
     """Of two, one of which made an operation that the other did not: who left its way."""
     odd = odd_one(has, sides.get((lacks.info.source, lacks.info.id)), pairs.wires.size)
     if odd is not None:
         return odd.endpoint
-    says = count_says(comm, sides, has, lane)
+    lane = (bool(op.send), op.peer)
+    says = shape_says(comm, sides, has, lacks, op) or count_says(comm, sides, has, lane)
     return None if says is None else has.endpoint if says == "extra" else lacks
 
 
 def count_says(
     comm: Communicator, sides: Mapping[At, Side], has: Side, lane: tuple[bool, int]
 ) -> str | None:
-    """Whether a side made one ``extra``, or its peer ``skipped`` one, by what the others did."""
+    """Whether a side made one ``extra``, or its peer ``skipped`` one, by what the others did.
+
+    Only where all others, in all directions, have made as many.
+    """
     send, peer = lane
     rank = has.endpoint.comm_rank
     ends: list[int] = []
@@ -44,9 +49,10 @@ def count_says(
                 lacks = queue.end
             elif queue.end:
                 ends.append(queue.end)
-    most, own = usual(ends), has.queue(*lane).end
-    if most is None or own <= lacks:
+    own = has.queue(*lane).end
+    if len(ends) < 2 or len(set(ends)) > 1 or own <= lacks:
         return None
+    most = ends[0]
     return "extra" if most == lacks else "skipped" if most == own else None
 
 

@@ -14,6 +14,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p_blame import odd_of, orderly
 from nccluprobe.match.p2p_habit import odd_one, usual
+from nccluprobe.match.p2p_loss import unseen
 from nccluprobe.match.p2p_pair import At, Channel, Pair, Pairs
 from nccluprobe.match.p2p_queue import ORD, PEER, SEND, SIG, Queue, Side
 
@@ -66,8 +67,6 @@ class Faults:
             comm = comms.get(pair.channel.comm)
             if comm is not None:
                 f = self._finding(comm, pair, context(comm))
-                if pair.extra and f.details["trace_event_loss_possible"]:
-                    continue  # events that were lost explain it, and nobody waits for it
                 self._note(pair.channel, f)
         for channel, pair in self.pairs.other_type.items():
             comm = comms.get(channel.comm)
@@ -110,7 +109,7 @@ class Faults:
         ends = self._ends(comm, channel)
         assert ends is not None
         src, dst = ends
-        loss = any(s.lost or s.endpoint.process.lost for s in ends)
+        loss = any(q.lost for q in (src.queue(True, channel.dst), dst.queue(False, channel.src)))
         odd = odd_one(src, dst, self.pairs.wires.size)
         if odd is None and not pair.extra:
             odd = self._odd_among_peers(comm, pair)
@@ -119,8 +118,7 @@ class Faults:
         has, lacks = (src, dst) if pair.extra[0].send else (dst, src)
         culprit = None if odd is None else odd.endpoint
         if culprit is None:
-            lane = (bool(pair.extra[0].send), pair.extra[0].peer)
-            culprit = odd_of(comm, self.sides, self.pairs, has, lacks.endpoint, lane)
+            culprit = odd_of(comm, self.sides, self.pairs, has, lacks.endpoint, pair.extra[0])
         return make.left_over(
             comm,
             ctx,
@@ -201,13 +199,13 @@ class Faults:
         if not first.send and stop - first.t >= ctx.options.missing_after:
             return False
         other = ends[1 - at]
-        if any(e.process.lost for e in ends) or any(s is not None and s.lost for s in sides):
+        if unseen(other, sides[1 - at], lanes[1 - at]):
             # Events that were lost explain it, and nobody waited for it.
             queue.give_up()
             self.pairs.open.pop(channel, None)
             return True
         ops = tuple(op for i in range(min(queue.n, 8)) if (op := queue.at(queue.first + i)))
-        culprit = odd_of(comm, self.sides, self.pairs, has, other, lanes[at])
+        culprit = odd_of(comm, self.sides, self.pairs, has, other, first)
         f = make.left_over(
             comm, ctx, has.endpoint, other, ops, culprit, loss=False, position=queue.first
         )

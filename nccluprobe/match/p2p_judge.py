@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nccluprobe.match import p2p_finding as make
@@ -12,11 +12,13 @@ from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
-from nccluprobe.match.p2p_blame import count_says, odd_of
+from nccluprobe.match.p2p_blame import odd_of
 from nccluprobe.match.p2p_habit import odd_one
+from nccluprobe.match.p2p_loss import guessed, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
-from nccluprobe.match.p2p_queue import PEER, SIG, Side, T
+from nccluprobe.match.p2p_past import Heads
+from nccluprobe.match.p2p_queue import SIG, Side
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
@@ -39,6 +41,8 @@ class _Peer:
     loss: bool = False
     #: It went on to a collective that cannot end before the unit does.
     gone: bool = False
+    #: What the unit needs would stand behind the unit itself.
+    crossed: bool = False
     silent: bool = False
 
 
@@ -54,7 +58,10 @@ class Judge:
         sides: Mapping[At, Side],
         faults: Mapping[Channel, Finding],
         stalls: Stalls,
+        heads: Heads,
+        lacking: Collection[tuple[Channel, bool]] = (),
     ) -> None:
+        """``lacking``: channels, and whether sends, of which more is lacking than was lost."""
         self.comm, self.ctx = comm, ctx
         self.pairs, self.sides, self.faults = pairs, sides, faults
         self.units = units_of(comm, channels, pairs, sides, stalls.heads)
@@ -62,6 +69,7 @@ class Judge:
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides)
+        self.heads, self.lacking = heads, lacking
         self.stalls = stalls
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
@@ -102,7 +110,7 @@ class Judge:
             return None
         if self._left_out(u, v) or self._left_out(v, u):
             return None
-        loss = any(self.loss(e) for e in ends)
+        loss = self.loss(u) or self.loss(v)
         odd = odd_one(u.side, v.side, self.pairs.wires.size, (u.idx, v.idx)) or odd_one(
             u.side, v.side, self.pairs.wires.size
         )
@@ -203,11 +211,13 @@ class Judge:
         """Newest entry of a call of its process."""
         return max(e.process.last_activity, e.last_t)
 
-    def loss(self, e: Endpoint) -> bool:
-        """Whether operations of an endpoint may be among lost events."""
-        side = self.side(e)
-        last = max(e.last_t, side.last_t if side else 0)
-        return bool(e.process.lost_since(last)) or bool(side and (side.lost or side.hole))
+    def may_have(self, e: Endpoint, unit: Unit) -> bool:
+        """Whether an endpoint may have made, unseen, what a unit waits for."""
+        return may_have(self.comm, self.side(e), unit, e, self.lacking)
+
+    def loss(self, unit: Unit) -> bool:
+        """Whether operations that a unit waits for may be among lost events."""
+        return any(self.may_have(o.peer, unit) for o in unit.ops if o.peer is not None)
 
     def _peers(self, unit: Unit, until: int) -> list[_Peer]:
         found: dict[int, _Peer] = {}
@@ -241,10 +251,12 @@ class Judge:
         quiet = min(until, p.through) - since
         if not counted:
             return _Peer(e, "rank_not_observed", quiet, silent=True)
-        if self.loss(e):
+        if self.may_have(e, unit):
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
         if self._gone_past(unit, e, until):
             return _Peer(e, "partner_gone_past", quiet, gone=True)
+        if self.heads.shut(unit, e):
+            return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
         inside = p.inside_now() is not None
         reason = "rank_inside_other_call" if inside else absent_reason(p)
         return _Peer(e, reason, quiet)
@@ -254,13 +266,9 @@ class Judge:
         if ended_abruptly(e.process) or (e.end is not None and e.end.how == "abort"):
             return False
         side = self.side(e)
-        if side is None or side.lost or side.queued or unit.side.lost:
+        if side is not None and side.queued:
             return bool(e.process.lost)
-        rank = unit.endpoint.comm_rank
-        rows = side.recent()
-        here = rows[rows[:, PEER] == rank]
-        last = int(here[-1, T]) if len(here) else 0
-        return bool(e.process.lost_since(last))
+        return self.may_have(e, unit)
 
     def _left_out(self, unit: Unit, other: Unit) -> bool:
         """The peer's unit is of a later step, and the waiting one is not."""
@@ -313,27 +321,21 @@ class Judge:
     def _blamed(self, unit: Unit, watched: list[_Peer]) -> tuple[Endpoint, ...] | None:
         """Who is wrong when peers have gone past; None: nobody has, the wait-for graph decides."""
         gone = tuple(p.endpoint for p in watched if p.gone)
+        if any(p.crossed for p in watched) and len(unit.ops) > 1:
+            return ()
         if len(unit.ops) != 1 or len(watched) != 1:
             return gone or None
         peer = watched[0]
         if not gone and peer.endpoint.end is None and peer.reason != "rank_exited":
             return None
-        lane = (bool(unit.ops[0].op.send), unit.ops[0].op.peer)
-        odd = self.odd(unit.side, peer.endpoint, lane)
+        op = unit.ops[0].op
+        odd = odd_of(self.comm, self.sides, self.pairs, unit.side, peer.endpoint, op)
         if odd is None:
             # One of two is wrong: with more ranks, the one that all others wait for.
             if not gone:
                 return None
-            return gone if self.comm.key.nranks > 2 else ()
+            return gone if self.comm.key.nranks > 2 and not peer.crossed else ()
         return (odd,) if gone or odd is unit.endpoint else None
-
-    def odd(self, has: Side, lacks: Endpoint, lane: tuple[bool, int]) -> Endpoint | None:
-        """Of two, one of which made an operation that the other did not: who left its way."""
-        return odd_of(self.comm, self.sides, self.pairs, has, lacks, lane)
-
-    def count_says(self, has: Side, lane: tuple[bool, int]) -> str | None:
-        """``extra`` or ``skipped``, by what the other ranks did."""
-        return count_says(self.comm, self.sides, has, lane)
 
     def _finding(
         self,
@@ -353,7 +355,7 @@ class Judge:
             for p in shown
             if p.endpoint.comm_rank is not None
         }
-        sure = not loss and not self.loss(unit.endpoint) and len(watched) == len(peers)
+        sure = not loss and not guessed(unit) and len(watched) == len(peers)
         return make.unmatched(
             self.comm,
             self.ctx,

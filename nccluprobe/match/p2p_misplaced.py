@@ -12,6 +12,8 @@ from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import waiting_until
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.p2p_blame import count_says
+from nccluprobe.match.p2p_habit import break_of
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.process import Actor
@@ -33,9 +35,11 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 continue
             if not (_stands(judge, unit) and _stands(other, waiting)):
                 continue
-            if judge.loss(unit.endpoint) or other.loss(waiting.endpoint):
+            if judge.loss(unit) or other.loss(waiting):
                 continue  # what seems misplaced may be all that is left
             if _is_behind(judge, unit, o):
+                continue
+            if not _same_pair(o, waiting) and not _left_habit(judge, unit, o, waiting):
                 continue
             f = make.misplaced(
                 judge.comm,
@@ -80,6 +84,20 @@ def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
     return p.inside_now() is None and not judge.stalls.holds(o.peer)
 
 
+def _same_pair(o: Open, waiting: Unit) -> bool:
+    """Whether the one that waits is the peer itself, on another communicator."""
+    return o.peer is not None and o.peer.process.who == waiting.endpoint.process.who
+
+
+def _left_habit(judge: Judge, unit: Unit, o: Open, waiting: Unit) -> bool:
+    """Whether a rank left its habit with this very operation, and the one that waits did not.
+
+    Without that, each of the two may only wait for whom it says.
+    """
+    size = judge.pairs.wires.size
+    return break_of(unit.side, size) == o.op.idx and break_of(waiting.side, size) == -1
+
+
 def _alike(judge: Judge, a: Open, b: Open) -> bool:
     table = judge.ctx.table
     x, y = table[a.op.sig], table[b.op.sig]
@@ -96,11 +114,11 @@ def _stands(judge: Judge, unit: Unit) -> bool:
 def _culprit(
     judge: Judge, unit: Unit, o: Open, other: Judge, waiting: Unit, wanted: Open
 ) -> Endpoint | None:
-    if o.peer is not None and o.peer.process.who != waiting.endpoint.process.who:
+    if not _same_pair(o, waiting):
         return unit.endpoint  # the wrong peer: it is what the two have in common
     # The wrong communicator: either of two may have taken it.
     lane = (bool(wanted.op.send), wanted.op.peer)
-    says = other.count_says(waiting.side, lane)
+    says = count_says(other.comm, other.sides, waiting.side, lane)
     if says is None:
         return None
     return unit.endpoint if says == "skipped" else waiting.endpoint

@@ -223,8 +223,9 @@ class Pairs:
         if not due and min(sends.n, recvs.n) <= calls:
             return
         pair = self.disputed.pop(channel)
-        pair.swapped = self._swapped(sends, recvs)
-        by, several = (0, False) if pair.swapped else self._shift(sends, recvs, calls)
+        by, several, score = self._shift(sends, recvs, calls)
+        pair.swapped = self._swapped(sends, recvs, calls, score)
+        by, several = (0, False) if pair.swapped else (by, several)
         longer = sends if by > 0 else recvs
         if by:
             rows = longer.rows()[: abs(by)].tolist()
@@ -238,10 +239,10 @@ class Pairs:
 
     def look(self, pair: Pair, sends: Queue, recvs: Queue) -> Pair:
         """What a dispute looks like so far."""
-        swapped = self._swapped(sends, recvs)
-        by, several = (0, False)
-        if not swapped:
-            by, several = self._shift(sends, recvs, self.options.decide_calls)
+        calls = self.options.decide_calls
+        by, several, score = self._shift(sends, recvs, calls)
+        swapped = self._swapped(sends, recvs, calls, score)
+        by, several = (0, False) if swapped else (by, several)
         longer = sends if by > 0 else recvs
         rows = longer.rows()[: abs(by)].tolist()
         return Pair(
@@ -255,16 +256,25 @@ class Pairs:
             swapped=swapped,
         )
 
-    def _swapped(self, sends: Queue, recvs: Queue) -> bool:
-        """Whether the next two operations stand in the other order on the two sides."""
+    def _swapped(self, sends: Queue, recvs: Queue, calls: int, shift: int) -> bool:
+        """Whether the next two operations stand in the other order on the two sides.
+
+        ``shift``: how many of the next ``calls`` fit when one side is shifted; a shift
+        looks like it for two operations, and goes on.
+        """
         if min(sends.n, recvs.n) < 2:
             return False
-        a = self.wires.size(sends.head(3)[:, SIG]).tolist()
-        b = self.wires.size(recvs.head(3)[:, SIG]).tolist()
-        return a[:2] == b[1::-1] and (len(a) < 3 or len(b) < 3 or _agree(a[2], b[2]))
+        a = self.wires.size(sends.head(min(calls, sends.n))[:, SIG]).tolist()
+        b = self.wires.size(recvs.head(min(calls, recvs.n))[:, SIG]).tolist()
+        if a[:2] != b[1::-1] or (len(a) > 2 and len(b) > 2 and not _agree(a[2], b[2])):
+            return False
+        return 2 + sum(map(_agree, a[2:], b[2:])) >= shift
 
-    def _shift(self, sends: Queue, recvs: Queue, calls: int) -> tuple[int, bool]:
-        """How many more operations the sender (or, negative, the receiver) made; 0: none."""
+    def _shift(self, sends: Queue, recvs: Queue, calls: int) -> tuple[int, bool, int]:
+        """How many more operations the sender (or, negative, the receiver) made; 0: none.
+
+        Also whether several numbers fit, and how many of the next ``calls`` do then.
+        """
         n = calls + MAX_SHIFT + 1
         a = self.wires.size(sends.rows()[:n, SIG]).tolist()
         b = self.wires.size(recvs.rows()[:n, SIG]).tolist()
@@ -277,10 +287,10 @@ class Pairs:
                     if score >= least:
                         fits.append((score, sign * by))
         if not fits:
-            return 0, False
+            return 0, False, 0
         top = max(score for score, _ in fits)
         fitting = [by for score, by in fits if score == top]
-        return fitting[0], len(fitting) > 1
+        return fitting[0], len(fitting) > 1, top
 
     def forget(self, side: Side) -> None:
         """Drop what an endpoint's communicator has open."""

@@ -8,128 +8,33 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nccluprobe.match import model as m
 from nccluprobe.match.endpoint import MAX_UNJOINED, Endpoint
+from nccluprobe.match.p2p_open import GROUP as GROUP
+from nccluprobe.match.p2p_open import IDX as IDX
+from nccluprobe.match.p2p_open import ORD as ORD
+from nccluprobe.match.p2p_open import PEER as PEER
+from nccluprobe.match.p2p_open import SEND as SEND
+from nccluprobe.match.p2p_open import SIG as SIG
+from nccluprobe.match.p2p_open import STREAM as STREAM
+from nccluprobe.match.p2p_open import THREAD as THREAD
+from nccluprobe.match.p2p_open import WIDTH as WIDTH
+from nccluprobe.match.p2p_open import Lane as Lane
+from nccluprobe.match.p2p_open import Op as Op
+from nccluprobe.match.p2p_open import Queue as Queue
+from nccluprobe.match.p2p_open import T as T
+from nccluprobe.match.p2p_open import Table as Table
 from nccluprobe.nccl.enums import IN_PROGRESS
-
-Table = NDArray[np.int64]
-#: Columns of a row.
-ORD, SIG, T, IDX, GROUP, THREAD, PEER, SEND, STREAM = range(9)
-WIDTH = 9
 
 #: A hole longer than this is not a loss but a broken trace.
 _MAX_HOLE = 100_000
-#: More open operations than this in one direction are not held.
-_MAX_OPEN = 1 << 20
 #: So many of the newest operations are remembered, for who has changed its habits.
 TAIL = 192
-#: (is a send, peer)
-Lane = tuple[bool, int]
-
-
-class Op(NamedTuple):
-    """One open send or receive; times in unix ns."""
-
-    ord: int
-    sig: int
-    t: int
-    idx: int
-    group: int
-    thread: int
-    peer: int
-    send: int
-    stream: int = 0
-
-
-class Queue:
-    """Open operations of one direction and peer, oldest first."""
-
-    __slots__ = ("complete", "first", "n", "odd", "parts")
-
-    def __init__(self) -> None:
-        self.parts: deque[Table] = deque()
-        self.n = 0
-        #: Position of the oldest that is held.
-        self.first = 0
-        #: Operations with an ``ord`` below this are known to be complete.
-        self.complete = 0
-        #: Some cannot be placed any more: not judged.
-        self.odd = False
-
-    def __len__(self) -> int:
-        return self.n
-
-    @property
-    def end(self) -> int:
-        """Position of the next operation."""
-        return self.first + self.n
-
-    def push(self, rows: Table) -> None:
-        """Append rows."""
-        self.parts.append(rows)
-        self.n += len(rows)
-        if self.n > _MAX_OPEN:
-            self.drop(self.n)
-            self.odd = True
-
-    def rows(self) -> Table:
-        """All that is held, as one table."""
-        if not self.parts:
-            return np.empty((0, WIDTH), np.int64)
-        if len(self.parts) > 1:
-            joined = np.concatenate(self.parts)
-            self.parts.clear()
-            self.parts.append(joined)
-        return self.parts[0]
-
-    def head(self, n: int) -> Table:
-        """The ``n`` oldest."""
-        part = self.parts[0]
-        return part[:n] if len(part) >= n else self.rows()[:n]
-
-    def at(self, position: int) -> Op | None:
-        """One operation that is held."""
-        i = position - self.first
-        return Op(*self.rows()[i].tolist()) if 0 <= i < self.n else None
-
-    def drop(self, n: int) -> None:
-        """Forget the ``n`` oldest."""
-        self.first += n
-        self.n -= n
-        while n:
-            part = self.parts[0]
-            if len(part) > n:
-                self.parts[0] = part[n:]
-                return
-            n -= len(part)
-            self.parts.popleft()
-
-    def give_up(self) -> None:
-        """Forget all that is held: it cannot be placed."""
-        self.drop(self.n)
-
-    def settle(self) -> None:
-        """Do not keep whole batches alive for the few rows that stay open."""
-        if self.parts and (len(self.parts) > 1 or self.parts[0].base is not None):
-            rows = self.rows()
-            if rows.base is not None:
-                self.parts[0] = rows.copy()
-
-    def take_out(self, at: int, n: int = 1) -> None:
-        """Remove rows at an index: they did not run, or pair with nothing."""
-        self.parts = deque([np.delete(self.rows(), slice(at, at + n), axis=0)])
-        self.n = len(self.parts[0])
-
-    def find(self, order: int) -> int | None:
-        """Index of the row with this ``ord``."""
-        rows = self.rows()
-        at = int(np.searchsorted(rows[:, ORD], order))
-        return at if at < self.n and int(rows[at, ORD]) == order else None
 
 
 class Side:
@@ -143,6 +48,8 @@ class Side:
         self.last_idx: int | None = None
         #: Lost operations that were put in as holes.
         self.lost = 0
+        #: The newest operation seen of each direction and peer: call_idx and entry.
+        self.newest: dict[Lane, tuple[int, int]] = {}
         #: Newest operations in order of the program, in parts.
         self.tail: deque[Table] = deque()
         #: Lanes with new rows.
@@ -205,6 +112,7 @@ class Side:
             table, rc = table[order], b.rc[order]
         else:
             rc = b.rc
+        entry = table[:, T].copy()
         ready = self._ready(table, rc)
         self._note(table)
         lanes = table[:, PEER] * 2 + table[:, SEND]
@@ -213,12 +121,14 @@ class Side:
         else:
             by_lane = np.argsort(lanes, kind="stable")
             table, rc, lanes = table[by_lane], rc[by_lane], lanes[by_lane]
+            entry = entry[by_lane]
             ready = None if ready is None else ready[by_lane]
             cuts = (np.flatnonzero(lanes[1:] != lanes[:-1]) + 1).tolist()
             bounds = [0, *cuts, len(table)]
         for start, end in pairwise(bounds):
             key = int(lanes[start])
             lane = (bool(key & 1), key >> 1)
+            self._note_newest(lane, int(table[end - 1, IDX]), int(entry[end - 1]))
             # Up to here nothing needs a look at single rows.
             upto = end
             if ready is not None and not bool(ready[start:end].all()):
@@ -236,6 +146,10 @@ class Side:
         self.tail.append(table[-TAIL:].copy() if len(table) > TAIL else table)
         while len(self.tail) > 1 and sum(map(len, self.tail)) - len(self.tail[0]) >= TAIL:
             self.tail.popleft()
+
+    def _note_newest(self, lane: Lane, idx: int, t: int) -> None:
+        if idx > self.newest.get(lane, (-1, 0))[0]:
+            self.newest[lane] = (idx, t)
 
     def _ready(self, table: Table, rc: m.Int32) -> NDArray[np.bool_] | None:
         """Rows that have taken effect; None: all.  Entries become those of the groups' ends."""
@@ -288,6 +202,7 @@ class Side:
         stream = int(self.tail[-1][-1, STREAM]) if self.tail else 0  # as the one before
         op = Op(e.ord, e.sig, e.t, idx, e.group, e.thread, e.peer, int(e.send), stream)
         self.tail.append(np.array([op], np.int64))
+        self._note_newest(lane, idx, e.t)
         self._inside.setdefault(lane, set()).add(e.ord)
         self._pending.setdefault(lane, {})[e.ord] = (op, m.RC_NONE)
         self.drain_lane(lane)
@@ -377,8 +292,31 @@ class Side:
                     )
                     self.fresh[lane] = None
                 self.lost += first - order
+                self.queue(*lane).lost += first - order
                 self._next[lane] = first
                 self.drain_lane(lane)
+
+    def restore(self, lane: Lane, order: int, peers: Op, idx: int) -> bool:
+        """Put in an operation that was lost, by what its peer made; whether it fits.
+
+        ``peers``: the peer's side of it; ``idx``: its call_idx.
+        """
+        if self._next.get(lane, 0) != order or lane in self._pending:
+            return False
+        rows = self.recent()
+        at = int(np.searchsorted(rows[:, IDX], idx))
+        near = [Op(*rows[i].tolist()) for i in (at - 1, at) if 0 <= i < len(rows)]
+        group = near[0].group if len(near) == 2 and near[0].group == near[1].group else 0
+        like = near[0] if near else peers
+        op = Op(order, peers.sig, like.t, idx, group, like.thread, lane[1], int(lane[0]))
+        row = np.array([op._replace(stream=like.stream if near else 0)], np.int64)
+        self.tail.append(row)
+        self.queue(*lane).push(row)
+        self.queue(*lane).lost += 1
+        self._next[lane] = order + 1
+        self.lost += 1
+        self._note_newest(lane, idx, op.t)
+        return True
 
     def limit(self) -> None:
         """Keep memory bounded while the endpoint cannot be joined."""

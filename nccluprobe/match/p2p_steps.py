@@ -50,6 +50,19 @@ class Steps:
         later = theirs[theirs[:, IDX] > last]
         return bool((later[:, GROUP] != group).any() if group else len(later))
 
+    def side(self, rank: int) -> Side | None:
+        """Sends and receives of a rank."""
+        return self._sides.get(rank)
+
+    def groups(self, rank: int, group: int) -> set[tuple[int, int]]:
+        """(rank, group) of the groups in the step of a group, itself among them."""
+        found = {(rank, group)}
+        for other, idx in self._step(rank, group):
+            rows = self._rows(other)
+            if rows is not None:
+                found |= {(other, g) for g in rows[rows[:, IDX] == idx][:, GROUP].tolist() if g}
+        return found
+
     def _step(self, rank: int, group: int) -> set[tuple[int, int]]:
         """(rank, call_idx) of operations in the step of a group."""
         found: set[tuple[int, int]] = set()

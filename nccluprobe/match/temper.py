@@ -69,7 +69,9 @@ def temper(findings: Iterable[Finding]) -> None:
     """Take the blame from what is less sure, job by job."""
     jobs: dict[str | None, list[Finding]] = {}
     for f in findings:
-        if f.role == "root_cause" and f.state == "open":
+        # Who came late has come: it is the cause of nothing that stands still.
+        late = f.hang_type == "delayed_collective_enter"
+        if f.role == "root_cause" and f.state == "open" and not late:
             jobs.setdefault(f.job, []).append(f)
     for causes in jobs.values():
         causes.sort(key=lambda f: (f.since, f.id))

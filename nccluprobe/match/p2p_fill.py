@@ -1,0 +1,189 @@
+"""Lost sends and receives, worked out from what their peers wait for.
+
+A hole in the ordinals of a rank's calls says that it made a call there, and not
+which.  When peers stand in operations that this rank seems to lack, in just as
+many as it has such holes, at the same place among the collectives of the
+communicator, then these are what was lost.  Peers that lack more than there are
+holes for lack at least one that was never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nccluprobe.match import p2p_queue as q
+from nccluprobe.match import tail
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_pair import At, Channel
+from nccluprobe.match.p2p_queue import Lane, Op, Side
+
+#: More holes than this are not looked at.
+_MOST = 256
+#: (fewest, most) collectives before a call.
+Epoch = tuple[int, int]
+
+
+@dataclass
+class Wanted:
+    """An operation that one rank has made, and the other not, so far as is seen."""
+
+    lane: Lane
+    order: int
+    op: Op
+    epoch: Epoch
+
+
+@dataclass
+class Holes:
+    """What may be missing of one endpoint's sends and receives."""
+
+    places: list[int] = field(default_factory=list)
+    #: Of these, so many are known for something else, it is not known which.
+    taken: int = 0
+
+    @property
+    def free(self) -> int:
+        return len(self.places) - self.taken
+
+
+def holes_of(e: Endpoint, side: Side) -> Holes:
+    """Ordinals at which an endpoint made calls that are not known otherwise."""
+    known = e.process.losses.holes.get(e.info.id)
+    if known is None or known.broken:
+        return Holes()
+    gaps = [(a, b) for a, b, t in known.gaps if t < e.process.through]
+    if sum(b - a + 1 for a, b in gaps) > _MOST:
+        return Holes()
+    left = [i for a, b in gaps for i in range(a, b + 1)]
+    demands = _demands(e.tail.rows(), tail.ORD, tail.IDX)
+    rows = side.recent()
+    lanes = rows[:, q.PEER] * 2 + rows[:, q.SEND]
+    for lane in np.unique(lanes).tolist():
+        demands += _demands(rows[lanes == lane], q.ORD, q.IDX)
+    open_ = []
+    for a, b, n in sorted(demands, key=lambda d: d[1] - d[0]):
+        inside = [i for i in left if a < i < b]
+        if len(inside) <= n:
+            left = [i for i in left if not a < i < b]
+        else:
+            open_.append(n)
+    return Holes(left, min(len(left), sum(open_)))
+
+
+def _demands(rows: q.Table, order: int, idx: int) -> list[tuple[int, int, int]]:
+    """Calls missing in one sequence: between which calls, and how many."""
+    if len(rows) < 2:
+        first = rows[0] if len(rows) else None
+        if first is None or first[order] == 0:
+            return []
+    rows = rows[np.argsort(rows[:, order], kind="stable")]
+    found = []
+    if rows[0, order] > 0 and len(rows) < tail.Tail.KEPT and rows[0, order] < len(rows):
+        found.append((-1, int(rows[0, idx]), int(rows[0, order])))
+    for i in np.flatnonzero(np.diff(rows[:, order]) > 1).tolist():
+        a, b = rows[i], rows[i + 1]
+        found.append((int(a[idx]), int(b[idx]), int(b[order] - a[order]) - 1))
+    return found
+
+
+def epoch_of(e: Endpoint, idx: int) -> Epoch | None:
+    """How many collectives an endpoint made before a call; None: not remembered."""
+    rows = e.tail.rows()
+    if not len(rows):
+        return (0, 0)
+    rows = rows[np.argsort(rows[:, tail.ORD], kind="stable")]
+    at = int(np.searchsorted(rows[:, tail.IDX], idx))
+    low = 0 if at == 0 else int(rows[at - 1, tail.ORD]) + 1
+    if at == 0 and rows[0, tail.ORD] > 0 and len(rows) >= tail.Tail.KEPT:
+        return None
+    high = int(rows[at, tail.ORD]) if at < len(rows) else low
+    return (low, max(low, high))
+
+
+def fill(
+    comm: Communicator,
+    channels: Iterable[Channel],
+    sides: Mapping[At, Side],
+    before: int,
+) -> tuple[list[Channel], set[tuple[Channel, bool]]]:
+    """Put lost operations where peers wait for them.
+
+    ``before``: only for what was called before, unix ns.  Returns the channels that
+    have changed, and (channel, is a send) of which more is lacking than was lost.
+    """
+    wanted: dict[int, list[tuple[Channel, Wanted]]] = {}
+    for channel in channels:
+        for send in (True, False):
+            rank, peer = (channel.src, channel.dst) if send else (channel.dst, channel.src)
+            for w in _wanted(comm, rank, peer, send, sides, before):
+                wanted.setdefault(rank, []).append((channel, w))
+    changed: list[Channel] = []
+    lacking: set[tuple[Channel, bool]] = set()
+    for rank, mine in wanted.items():
+        e = comm.endpoints[rank]
+        side = sides.get((e.info.source, e.info.id))
+        if side is None:
+            continue
+        _fill(e, side, mine, changed, lacking)
+    return changed, lacking
+
+
+def _wanted(
+    comm: Communicator, rank: int, peer: int, send: bool, sides: Mapping[At, Side], before: int
+) -> list[Wanted]:
+    """Operations that a peer has made and that a rank which lost calls seems to lack."""
+    e, other = comm.endpoints.get(rank), comm.endpoints.get(peer)
+    if e is None or other is None or not e.process.lost or e is other:
+        return []
+    side, theirs = (sides.get((x.info.source, x.info.id)) for x in (e, other))
+    if theirs is None or not theirs.placed or not e.info.from_start:
+        return []
+    queue = theirs.queues.get((not send, rank))
+    if queue is None or not queue.n:
+        return []
+    lane = (send, peer)
+    if side is not None and lane in side.queues and side.queues[lane].n:
+        return []
+    found = []
+    for row in queue.rows()[:_MOST].tolist():
+        op = Op(*row)
+        epoch = epoch_of(other, op.idx) if op.idx >= 0 and op.t < before else None
+        if epoch is None:
+            break
+        found.append(Wanted(lane, op.ord, op, epoch))
+    return found
+
+
+def _fill(
+    e: Endpoint,
+    side: Side,
+    wanted: list[tuple[Channel, Wanted]],
+    changed: list[Channel],
+    lacking: set[tuple[Channel, bool]],
+) -> None:
+    holes = holes_of(e, side)
+    if holes.free <= 0:
+        return
+    at = {h: epoch for h in holes.places if (epoch := epoch_of(e, h)) is not None}
+    used: set[int] = set()
+    for epoch in sorted({w.epoch for _, w in wanted}):
+        mine = [(c, w) for c, w in wanted if w.epoch == epoch]
+        places = [h for h in holes.places if h not in used and h in at and _meet(at[h], epoch)]
+        if not places:
+            continue
+        room = min(len(places), holes.free - len(used))
+        if len(mine) > room:
+            lacking.update((c, w.lane[0]) for c, w in mine)
+            continue
+        for (channel, w), h in zip(mine, places, strict=False):
+            if side.restore(w.lane, w.order, w.op, h):
+                used.add(h)
+                changed.append(channel)
+
+
+def _meet(a: Epoch, b: Epoch) -> bool:
+    return a[0] <= b[1] and b[0] <= a[1]

@@ -1,0 +1,89 @@
+"""Whether a send or receive may have been made though no record of it is seen.
+
+A lost call leaves a hole in the ordinals of its communicator.  Most holes are
+known for something else: a collective whose neighbours are seen, or a message
+of another direction or peer.  What is left may be the one in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match import p2p_queue as q
+from nccluprobe.match import tail
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_pair import Channel
+from nccluprobe.match.p2p_queue import Lane, Side
+from nccluprobe.match.p2p_units import Unit
+
+
+def unseen(e: Endpoint, side: Side | None, lane: Lane) -> int:
+    """How many more operations of one direction and peer may have been made than are seen."""
+    idx, t = (-1, 0) if side is None else side.newest.get(lane, (-1, 0))
+    p = e.process
+    most = p.lost_since(t)
+    if not most:
+        return 0
+    here = p.losses.after(e.info.id, idx)
+    if here:
+        here = max(0, here - _of_calls(e, idx) - (0 if side is None else _of_others(side, idx)))
+    return min(most, here + p.losses.without_place(p.lost, p.through))
+
+
+def may_have(
+    comm: Communicator,
+    side: Side | None,
+    unit: Unit,
+    e: Endpoint,
+    lacking: Collection[tuple[Channel, bool]],
+) -> bool:
+    """Whether an endpoint may have made, unseen, what a unit waits for.
+
+    ``lacking``: channels, and whether sends, of which more is lacking than was lost.
+    """
+    rank = unit.endpoint.comm_rank or 0
+    for o in unit.ops:
+        if o.peer is not e:
+            continue
+        ends = (rank, o.op.peer) if o.op.send else (o.op.peer, rank)
+        if (Channel(comm.key, *ends), not o.op.send) in lacking:
+            continue
+        if unseen(e, side, (not o.op.send, rank)) or (side is not None and side.hole):
+            return True
+    return False
+
+
+def guessed(unit: Unit) -> bool:
+    """Whether operations of a unit's directions and peers are known by holes only."""
+    return any(unit.side.queue(bool(o.op.send), o.op.peer).lost for o in unit.ops)
+
+
+def _of_calls(e: Endpoint, after: int) -> int:
+    """Collectives that are missing between others after a call."""
+    rows = e.tail.rows()
+    if not len(rows):
+        return 0
+    return _between(rows[:, tail.ORD], rows[:, tail.IDX], after)
+
+
+def _of_others(side: Side, after: int) -> int:
+    """Sends and receives that are missing between others of their direction and peer."""
+    rows = side.recent()
+    lanes = rows[:, q.PEER] * 2 + rows[:, q.SEND]
+    found = 0
+    for lane in np.unique(lanes).tolist():
+        mine = rows[lanes == lane]
+        found += _between(mine[:, q.ORD], mine[:, q.IDX], after)
+    return found
+
+
+def _between(order: m.Int64, idx: m.Int64, after: int) -> int:
+    """How many ordinals are missing between two of them, the first not before a call."""
+    at = np.argsort(order, kind="stable")
+    order, idx = order[at], idx[at]
+    late = idx[:-1] >= after
+    return int(np.maximum(order[1:] - order[:-1] - 1, 0)[late].sum())

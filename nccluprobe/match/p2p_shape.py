@@ -1,0 +1,152 @@
+"""Who does less, or more, than the others in one step of a program.
+
+Ranks of a communicator run the same code with other peers: in one step most of
+them make as many sends and as many receives.  Steps are the groups that pair
+with each other, and what lies between two collectives of the communicator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from nccluprobe.match import tail
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.p2p_fill import epoch_of
+from nccluprobe.match.p2p_pair import At
+from nccluprobe.match.p2p_queue import GROUP, IDX, SEND, TAIL, Op, Side, Table
+from nccluprobe.match.p2p_steps import Steps
+
+#: Sends and receives of one rank in one step.
+Shape = tuple[int, int]
+#: So many groups of one rank make a habit.
+_GROUPS = 3
+EXTRA, SKIPPED = "extra", "skipped"
+
+
+def shape_says(
+    comm: Communicator, sides: Mapping[At, Side], has: Side, lacks: Endpoint, op: Op
+) -> str | None:
+    """Whether one side made an operation too many, or its peer left one out; None: not told."""
+    other = sides.get((lacks.info.source, lacks.info.id))
+    steps = Steps(comm, sides)
+    said = set()
+    if op.group and other is not None:
+        said.add(_in_groups(steps, has, other, op))
+    said.add(_between_collectives(comm, sides, has, lacks, op))
+    said.discard(None)
+    return said.pop() if len(said) == 1 else None
+
+
+def _verdict(
+    op: Op, has: Shape, lacks: Shape, usual: Shape | None, own: Shape | None
+) -> str | None:
+    """``usual``: what ``lacks`` should have made; ``own``: what ``has`` should have."""
+    if usual is None or own is None:
+        return None
+    sends = 1 if op.send else 0
+    wanted = (lacks[0] + 1 - sends, lacks[1] + sends)
+    if has == own and wanted == usual:
+        return SKIPPED
+    if lacks == usual and has == (own[0] + sends, own[1] + 1 - sends):
+        return EXTRA
+    return None
+
+
+def _shape(rows: Table) -> Shape:
+    sends = int(rows[:, SEND].sum())
+    return sends, len(rows) - sends
+
+
+def _most(shapes: Iterable[Shape]) -> Shape | None:
+    """What more than half of at least two others did."""
+    count = Counter(shapes)
+    if count.total() < 2:
+        return None
+    shape, times = count.most_common(1)[0]
+    return shape if 2 * times > count.total() else None
+
+
+# -- groups ------------------------------------------------------------------
+
+
+def _in_groups(steps: Steps, has: Side, other: Side, op: Op) -> str | None:
+    a, b = has.endpoint.comm_rank, other.endpoint.comm_rank
+    if a is None or b is None:
+        return None
+    of: dict[int, set[int]] = {}
+    for rank, group in steps.groups(a, op.group):
+        of.setdefault(rank, set()).add(group)
+    if len(of.get(b, ())) != 1:
+        return None
+    mine, theirs = (_group(x, g) for x, g in ((has, op.group), (other, min(of[b]))))
+    if mine is None or theirs is None:
+        return None
+    shapes = [
+        s
+        for rank, groups in of.items()
+        if rank not in (a, b) and len(groups) == 1
+        if (side := steps.side(rank)) is not None
+        if (s := _group(side, min(groups))) is not None
+    ]
+    usual = _most(shapes)
+    if usual is not None:
+        return _verdict(op, mine, theirs, usual, usual)
+    return _verdict(op, mine, theirs, _habit(other, min(of[b])), _habit(has, op.group))
+
+
+def _group(side: Side, group: int) -> Shape | None:
+    """What a side made in one group; None: not all of it is remembered."""
+    rows = side.recent()
+    at = rows[:, GROUP] == group
+    if not at.any() or (len(rows) >= TAIL and at[0]):
+        return None
+    return _shape(rows[at])
+
+
+def _habit(side: Side, but: int) -> Shape | None:
+    """What a side made in all its other groups, if these are alike."""
+    rows = side.recent()
+    groups = set(rows[:, GROUP].tolist()) - {0, but}
+    shapes = [s for g in groups if (s := _group(side, g)) is not None]
+    return shapes[0] if len(shapes) >= _GROUPS and len(set(shapes)) == 1 else None
+
+
+# -- between two collectives ---------------------------------------------------
+
+
+def _between_collectives(
+    comm: Communicator, sides: Mapping[At, Side], has: Side, lacks: Endpoint, op: Op
+) -> str | None:
+    epoch = epoch_of(has.endpoint, op.idx)
+    if epoch is None or epoch[0] != epoch[1]:
+        return None
+    at = epoch[0]
+    found: dict[int, Shape | None] = {}
+    for rank, e in comm.endpoints.items():
+        if e.info.from_start:
+            found[rank] = _in_epoch(e, sides.get((e.info.source, e.info.id)), at)
+    mine = found.pop(has.endpoint.comm_rank or 0, None)
+    theirs = found.pop(lacks.comm_rank or 0, None)
+    if mine is None or theirs is None:
+        return None
+    usual = _most(s for s in found.values() if s is not None)
+    return _verdict(op, mine, theirs, usual, usual)
+
+
+def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
+    """What an endpoint made between two collectives; None: not over, or not remembered."""
+    rows = e.tail.rows()
+    end = rows[rows[:, tail.ORD] == at]
+    start = rows[rows[:, tail.ORD] == at - 1]
+    if not len(end) or (at and not len(start)):
+        return None
+    low = int(start[0, tail.IDX]) if at else -1
+    high = int(end[0, tail.IDX])
+    if side is None:
+        return (0, 0)
+    rows = side.recent()
+    if len(rows) >= TAIL and int(rows[0, IDX]) > low:
+        return None
+    return _shape(rows[(rows[:, IDX] > low) & (rows[:, IDX] < high)])
