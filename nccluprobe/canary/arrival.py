@@ -60,26 +60,24 @@ def _exchange(backend: NcclBackend, rank: int) -> tuple[int, int]:
     """Rank `rank` asks rank 0 for its time; the offset and half of the shortest round trip."""
     buffer = backend.alloc(8)
     best: tuple[int, int] | None = None
-    try:
-        for _ in range(_EXCHANGES):
-            if backend.rank == 0:
-                backend.recv(buffer, 1, "int64", rank)
-                backend.synchronize(backend.deadline)
-                buffer.write(time.monotonic_ns().to_bytes(8, "little", signed=True))
-                backend.send(buffer, 1, "int64", rank)
-                backend.synchronize(backend.deadline)
-                continue
-            asked = time.monotonic_ns()
-            backend.send(buffer, 1, "int64", 0)
-            backend.recv(buffer, 1, "int64", 0)
+    for _ in range(_EXCHANGES):
+        if backend.rank == 0:
+            backend.recv(buffer, 1, "int64", rank)
             backend.synchronize(backend.deadline)
-            answered = time.monotonic_ns()
-            theirs = int.from_bytes(buffer.read(8), "little", signed=True)
-            trip = answered - asked
-            if best is None or trip // 2 < best[1]:
-                best = (theirs - (asked + trip // 2), max(1, trip // 2))
-    finally:
-        buffer.free()
+            buffer.write(time.monotonic_ns().to_bytes(8, "little", signed=True))
+            backend.send(buffer, 1, "int64", rank)
+            backend.synchronize(backend.deadline)
+            continue
+        asked = time.monotonic_ns()
+        backend.send(buffer, 1, "int64", 0)
+        backend.recv(buffer, 1, "int64", 0)
+        backend.synchronize(backend.deadline)
+        answered = time.monotonic_ns()
+        theirs = int.from_bytes(buffer.read(8), "little", signed=True)
+        trip = answered - asked
+        if best is None or trip // 2 < best[1]:
+            best = (theirs - (asked + trip // 2), max(1, trip // 2))
+    buffer.free()
     return best or (0, 0)
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from types import TracebackType
 
 from nccluprobe.canary import bootstrap
-from nccluprobe.canary.buffers import DeviceBuffer
 from nccluprobe.canary.cuda import Cuda
 from nccluprobe.canary.errors import ArgumentError, CanaryError, CudaError, NcclError
 from nccluprobe.canary.health import HostCalls
@@ -23,8 +22,10 @@ from nccluprobe.canary.launch import (
     nccl_settings,
 )
 from nccluprobe.canary.libraries import find_cuda, find_nccl
+from nccluprobe.canary.memory import Memory
 from nccluprobe.canary.nccl import Nccl
 from nccluprobe.canary.operations import Operations
+from nccluprobe.canary.registration import Registration
 from nccluprobe.canary.submission import SubmissionLog
 from nccluprobe.nccl.enums import SPLIT_NOCOLOR
 
@@ -36,7 +37,7 @@ DEFAULT_BOOTSTRAP_TIMEOUT = 600.0
 _LARGEST_INT = (1 << 31) - 1
 
 
-class NcclBackend(Operations):
+class NcclBackend(Registration, Operations):
     """One rank of an NCCL communicator, with a stream and a receive buffer of its own.
 
     Making it is collective: it returns when all `world` ranks have come.
@@ -99,6 +100,7 @@ class NcclBackend(Operations):
         try:
             self.nccl = Nccl(find_nccl(nccl), self.calls)
             self.cuda = Cuda(find_cuda(cuda))
+            self.memory = Memory(self.cuda, self._stuck)
             self._log_start()
             self._open_device(device)
             self.calls.start()
@@ -170,9 +172,12 @@ class NcclBackend(Operations):
                 return False
             self.cuda.set_current()  # this may be another thread than the one that opened it
             for child in self._children:
-                child.close(abort=True)
-            self._children.clear()
+                child._end_comm(abort=True)
             self._abort_comm()
+            self.memory.flush()  # not before: a free waits for what is stuck
+            for child in self._children:
+                child.close()
+            self._children.clear()
             self._drop_registrations()
             host, port = self.address
             self._connect((host, port + 1))
@@ -189,6 +194,8 @@ class NcclBackend(Operations):
         self.health.fail(self.health.generation, "it was aborted")
         self.cuda.set_current()
         self._abort_comm()
+        if not self._stuck():
+            self.memory.flush()
 
     def close(self, *, abort: bool = False) -> None:
         """Tears everything down; may be called twice, and after any error.
@@ -200,18 +207,13 @@ class NcclBackend(Operations):
         if self._closed:
             return
         self._closed = True
-        for child in self._children:
-            child.close(abort=abort)
         step = self._step
         if getattr(self, "cuda", None) is not None and self.cuda.device >= 0:
             step(self.cuda.set_current)  # maybe another thread than the one that opened it
-        if self.comm and not abort and self.healthy:
-            step(lambda: self.synchronize(self.deadline))
-        if self.healthy and not abort:
-            step(self._deregister_all)
-            step(self._destroy_comm)
-        self.health.close("it was closed")
-        step(self._abort_comm)
+        # All communicators first: a free waits for all that runs on the device.
+        self._end_comm(abort)
+        for child in self._children:
+            child.close()
         for work in self._works:
             step(work.release)
         if self._buffer_free:
@@ -223,6 +225,8 @@ class NcclBackend(Operations):
             if buffer is not None:
                 step(buffer.free)
         if self._parent is None:
+            if getattr(self, "memory", None) is not None:
+                step(self.memory.close)
             if self.kernels is not None:
                 step(self.kernels.unload)
             if getattr(self, "cuda", None) is not None:
@@ -241,31 +245,6 @@ class NcclBackend(Operations):
     ) -> None:
         self.close(abort=kind is not None)
 
-    # ---- registration -------------------------------------------------------------------
-
-    def register(self, buffer: DeviceBuffer) -> bool:
-        """ncclCommRegister; False, with a log line, when NCCL refuses."""
-        self.health.require("ncclCommRegister")
-        if self.registered(buffer):
-            return True
-        try:
-            handle = self.nccl.register(self.comm, buffer.pointer, buffer.nbytes)
-        except CanaryError as error:
-            logger.warning("rank %d: buffer not registered, going on without: %s", self.rank, error)
-            return False
-        self._registered[buffer.pointer, buffer.nbytes] = handle
-        return True
-
-    def deregister(self, buffer: DeviceBuffer) -> None:
-        """ncclCommDeregister; nothing for a buffer that is not registered."""
-        self.health.require("ncclCommDeregister")
-        handle = self._registered.pop((buffer.pointer, buffer.nbytes), None)
-        if handle is not None:
-            self.nccl.check("ncclCommDeregister", self.comm, handle)
-
-    def registered(self, buffer: DeviceBuffer) -> bool:
-        return (buffer.pointer, buffer.nbytes) in self._registered
-
     # ---- inside -------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -275,7 +254,7 @@ class NcclBackend(Operations):
         self.receive_buffer = None
         self._works = []
         self._children: list[NcclBackend] = []
-        self._registered: dict[tuple[int, int], int] = {}  # by pointer and size
+        self._registered = {}
         self._reconnect_lock = threading.Lock()
         self._closed = False
         self.unique_id = b""  # of the newest initialisation; a split has none
@@ -339,7 +318,7 @@ class NcclBackend(Operations):
         self._prepare()
         self._parent = parent
         self.nccl, self.cuda, self.calls = parent.nccl, parent.cuda, parent.calls
-        self.kernels = parent.kernels
+        self.kernels, self.memory = parent.kernels, parent.memory
         self.deadline, self.capacity = parent.deadline, parent.capacity
         self.reconnects = 0
         self.comm = comm
@@ -349,24 +328,24 @@ class NcclBackend(Operations):
         self._open_streams()
         self._register_receive_buffer()
 
-    def _register_receive_buffer(self) -> None:
-        if self.receive_buffer is None:
-            return
-        try:
-            pointer, nbytes = self.receive_buffer.pointer, self.receive_buffer.nbytes
-            self._registered[pointer, nbytes] = self.nccl.register(self.comm, pointer, nbytes)
-        except CanaryError as error:
-            logger.warning(
-                "rank %d: receive buffer not registered, going on without: %s", self.rank, error
-            )
+    def _stuck(self) -> bool:
+        """Whether work of this communicator, or of a child, may be waiting for ever."""
+        if self.comm and not self.healthy:
+            return True
+        return any(child._stuck() for child in self._children)
 
-    def _deregister_all(self) -> None:
-        while self._registered:
-            _, handle = self._registered.popitem()
-            self.nccl.check("ncclCommDeregister", self.comm, handle)
-
-    def _drop_registrations(self) -> None:
-        self._registered.clear()  # they went with the communicator
+    def _end_comm(self, abort: bool) -> None:
+        """Destroys the communicator, those of its children before it; or aborts them."""
+        for child in self._children:
+            child._end_comm(abort)
+        step = self._step
+        if self.comm and not abort and self.healthy:
+            step(lambda: self.synchronize(self.deadline))
+        if self.healthy and not abort:
+            step(self._deregister_all)
+            step(self._destroy_comm)
+        self.health.close("it was closed")
+        step(self._abort_comm)
 
     def _take_comm(self) -> int:
         """The communicator, which is nobody else's from now on."""

@@ -18,6 +18,7 @@ from nccluprobe.canary.errors import (
 )
 from nccluprobe.canary.health import Health, HostCalls
 from nccluprobe.canary.kernel import AddKernels
+from nccluprobe.canary.memory import Memory
 from nccluprobe.canary.nccl import Nccl
 from nccluprobe.nccl.enums import (
     DATATYPE_BYTES,
@@ -47,6 +48,7 @@ class Core:
     nccl: Nccl
     cuda: Cuda
     calls: HostCalls
+    memory: Memory
     comm: int
     stream: int
     deadline: float
@@ -179,5 +181,5 @@ class Core:
         self._complete("synchronize", generation, self.stream, deadline)
 
     def alloc(self, nbytes: int) -> DeviceBuffer:
-        """New device memory of `nbytes` > 0; ``free()`` it before ``close()``."""
-        return DeviceBuffer.alloc(self.cuda, nbytes)
+        """New device memory of `nbytes` > 0; ``close()`` frees what was not freed before."""
+        return self.memory.alloc(nbytes)

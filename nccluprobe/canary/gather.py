@@ -13,14 +13,13 @@ from nccluprobe.canary.backend import NcclBackend
 
 def _all_gather(backend: NcclBackend, data: bytes) -> bytes:
     send, recv = backend.alloc(len(data)), backend.alloc(len(data) * backend.world)
-    try:
-        send.write(data)
-        backend.all_gather(send, recv, len(data), "uint8")
-        backend.synchronize(backend.deadline)
-        return recv.read()
-    finally:
-        send.free()
-        recv.free()
+    send.write(data)
+    backend.all_gather(send, recv, len(data), "uint8")
+    backend.synchronize(backend.deadline)
+    found = recv.read()
+    send.free()
+    recv.free()
+    return found
 
 
 def gather_values(backend: NcclBackend, values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -57,29 +57,27 @@ def serve(
     offsets = arrival.estimate(backend)
     worker = Worker(backend, settings, faults)
     header = backend.alloc(8 * _WORDS)
-    try:
-        if backend.rank == 0:
-            for number in requests_of(settings):
-                worker.planter.before(number)
-                start = time.monotonic_ns()
-                _command(worker, header, _RUN, number)
-                worker.step(number, faults_before=False)
-                took = (time.monotonic_ns() - start) / 1000
-                say({"request": number, "us": round(took, 1), "wrong": worker.wrong})
-            _command(worker, header, _QUIT, 0)
-        else:
-            waited = 0
-            while True:
-                worker.planter.before(waited)
-                backend.receive_command(header, _WORDS, "int64", 0)
-                code, number = np.frombuffer(header.read(), "<i8")[:2]
-                if code == _QUIT:
-                    break
-                worker.step(int(number), faults_before=False)
-                waited += 1
-    finally:
-        worker.close()
-        header.free()
+    if backend.rank == 0:
+        for number in requests_of(settings):
+            worker.planter.before(number)
+            start = time.monotonic_ns()
+            _command(worker, header, _RUN, number)
+            worker.step(number, faults_before=False)
+            took = (time.monotonic_ns() - start) / 1000
+            say({"request": number, "us": round(took, 1), "wrong": worker.wrong})
+        _command(worker, header, _QUIT, 0)
+    else:
+        waited = 0
+        while True:
+            worker.planter.before(waited)
+            backend.receive_command(header, _WORDS, "int64", 0)
+            code, number = np.frombuffer(header.read(), "<i8")[:2]
+            if code == _QUIT:
+                break
+            worker.step(int(number), faults_before=False)
+            waited += 1
+    worker.close()
+    header.free()
     return report(worker, offsets)
 
 

@@ -61,13 +61,11 @@ def run_steps(
     """Collective: `settings.steps` steps; every rank gets the same report."""
     offsets = arrival.estimate(backend)
     worker = Worker(backend, settings, faults)
-    try:
-        for number in range(settings.steps or 0):
-            time.sleep(settings.pause)
-            worker.step(number)
-            tick(f"step {number}")
-    finally:
-        worker.close()
+    for number in range(settings.steps or 0):
+        time.sleep(settings.pause)
+        worker.step(number)
+        tick(f"step {number}")
+    worker.close()
     return report(worker, offsets)
 
 

@@ -540,6 +540,41 @@ def test_teardown_order() -> None:
     assert run(3, teardown) == [["ncclCommAbort"] * 2] * 3
 
 
+def interrupted(rank: int, world: int, port: int) -> Any:
+    """Frees while a child's collective is stuck: they wait for its abort."""
+    with backend(rank, world, port, deadline=0.3) as b:
+        child = b.split(0)
+        assert child is not None
+        mine, others = b.alloc(4), child.alloc(4)
+        child.barrier()  # the first call of a communicator would block inside NCCL
+        settle(b)
+        if rank == 1:
+            time.sleep(1.2)
+            return True
+        freed: list[int] = []
+        free = b.cuda.free
+
+        def noted(pointer: int) -> None:
+            freed.append(pointer)
+            free(pointer)
+
+        b.cuda.free = noted  # type: ignore[method-assign]
+        with pytest.raises(DeadlineError):
+            child.broadcast(others, 1, "float32", 1)
+        pointers = {mine.pointer, others.pointer}
+        mine.free()
+        others.free()
+        others.free()
+        waited = not freed
+        child.abort()
+        b.memory.flush()
+        return waited and pointers == set(freed)
+
+
+def test_memory_is_freed_when_nothing_is_stuck_any_more() -> None:
+    assert run(2, interrupted) == [True, True]
+
+
 def broken(rank: int, world: int, port: int) -> Any:
     """An error in the block of a rank: it aborts, and does not wait for the others."""
     start = time.monotonic()
@@ -593,6 +628,7 @@ def held_after(scenario: str) -> Any:
             backend(rank, world, port, **changes) as b,
         ):
             buf = b.alloc(16)
+            b.alloc(16)  # that nobody frees
             b.barrier()
             b.all_reduce(buf, 4, "float32")
             b.all_reduce_async(buf, 4, "float32")
@@ -630,6 +666,11 @@ def test_everything_is_given_back_also_after_an_error(scenario: str) -> None:
         comms = seen.count("ncclCommInitRankConfig") + seen.count("ncclCommSplit")
         assert comms == seen.count("ncclCommDestroy") + seen.count("ncclCommAbort")
         assert (comms == 0) is (scenario == "nobody comes")
+        # A free waits for what runs on the device: never while a collective is stuck.
+        if "ncclBroadcast" in seen:
+            stuck = seen[seen.index("ncclBroadcast") :]
+            end = max(i for i, name in enumerate(stuck) if name == "ncclCommAbort")
+            assert "cuMemFree_v2" in stuck[end:] and "cuMemFree_v2" not in stuck[:end]
         # The communicator before what it works on, the context last.
         ends = [i for i, name in enumerate(seen) if name in ("ncclCommDestroy", "ncclCommAbort")]
         last = {name: len(seen) - 1 - seen[::-1].index(name) for name in set(seen)}
