@@ -52,7 +52,8 @@ def may_have(
         ends = (rank, o.op.peer) if o.op.send else (o.op.peer, rank)
         if (Channel(comm.key, *ends), not o.op.send) in lacking:
             continue
-        if unseen(e, side, (not o.op.send, rank)) or (side is not None and side.hole):
+        lane = (not o.op.send, rank)
+        if unseen(e, side, lane) or (side is not None and side.hole(lane)):
             return True
     return False
 

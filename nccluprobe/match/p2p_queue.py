@@ -77,12 +77,10 @@ class Side:
         """Whether the call of any operation has not returned."""
         return bool(self._inside)
 
-    @property
-    def hole(self) -> bool:
-        """Whether an operation is known by those after it only."""
-        return any(
-            self._next.get(lane, 0) not in pending for lane, pending in self._pending.items()
-        )
+    def hole(self, lane: Lane) -> bool:
+        """Whether an operation is known by one after it only, and may still be told."""
+        pending = self._pending.get(lane)
+        return pending is not None and self._next.get(lane, 0) not in pending
 
     @property
     def placed(self) -> bool:
