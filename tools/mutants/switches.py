@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from mmap import mmap
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -24,8 +23,8 @@ class Switches(MetaPathFinder):
 
     def __init__(self, mutants: list[Mutant]) -> None:
         self.numbers = {m.text: i for i, m in enumerate(mutants)}
-        #: A byte for each mutant: its function was called.  Shared with forked processes.
-        self.calls = mmap(-1, max(1, len(mutants)))
+        #: A byte for each mutant: its function was called.
+        self.calls = bytearray(len(mutants))
         self.off = [NONE]
 
     def install(self) -> None:
@@ -46,8 +45,8 @@ class Switches(MetaPathFinder):
 
     def called(self) -> bytes:
         """Which functions were called since the last time."""
-        found = self.calls[:]
-        self.calls[:] = bytes(len(self.calls))
+        found = bytes(self.calls)
+        self.calls[:] = bytes(len(found))
         return found
 
 

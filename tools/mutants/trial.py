@@ -30,6 +30,8 @@ _SPARE_S = 5.0
 _TIMES = 20
 #: The same for wall time, for what waits: other work may have the processors.
 _SPARE_WALL_S = 60.0
+#: So many tests in a row are run by one process.
+_HAND = 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -101,23 +103,19 @@ class Trial:
     # -- with all rules ------------------------------------------------------
 
     def _as_it_is(self, items: list[pytest.Item]) -> list[Seen]:
-        folder = self._folder("as_it_is")
-        pid = os.fork()
-        if pid == 0:
-            _alone(folder)
-            self.switches.called()
-            found = []
-            for i, item in enumerate(items):
-                began = time.process_time()
-                wall = time.monotonic()
-                outcome = _run(item, items[i + 1] if i + 1 < len(items) else None)
-                cost = max(time.process_time() - began, (time.monotonic() - wall) / 2)
-                found.append((outcome, cost, self.switches.called()))
-            (folder / "found").write_bytes(pickle.dumps(found))
-            os._exit(0)
-        os.waitpid(pid, 0)
-        found = pickle.loads((folder / "found").read_bytes())
-        shutil.rmtree(folder, ignore_errors=True)
+        """All tests, some in each process; what passes, and which rules each calls."""
+        # Dealt out in small hands: slow tests stand together.
+        hands = [items[i : i + _HAND] for i in range(0, len(items), _HAND)]
+        parts = [[x for hand in hands[i :: self.jobs] for x in hand] for i in range(self.jobs)]
+        folders = [self._folder(f"as_it_is_{i}") for i in range(len(parts))]
+        pids = [self._watch(part, f) for part, f in zip(parts, folders, strict=True)]
+        for pid in pids:
+            os.waitpid(pid, 0)
+        items = [x for part in parts for x in part]
+        found: list[tuple[str, float, bytes]] = []
+        for folder in folders:
+            found += pickle.loads((folder / "found").read_bytes())
+            shutil.rmtree(folder, ignore_errors=True)
         self.broken = [x.nodeid for x, f in zip(items, found, strict=True) if f[0] == "failed"]
         seen = [
             Seen(item, seconds, calls)
@@ -125,6 +123,22 @@ class Trial:
             if outcome == "passed"
         ]
         return _promising_first(seen)
+
+    def _watch(self, items: list[pytest.Item], folder: Path) -> int:
+        """Run tests in a process of their own; returns its pid."""
+        pid = os.fork()
+        if pid != 0:
+            return pid
+        _alone(folder)
+        self.switches.called()
+        found = []
+        for i, item in enumerate(items):
+            began, wall = time.process_time(), time.monotonic()
+            outcome = _run(item, items[i + 1] if i + 1 < len(items) else None)
+            cost = max(time.process_time() - began, (time.monotonic() - wall) / 2)
+            found.append((outcome, cost, self.switches.called()))
+        (folder / "found").write_bytes(pickle.dumps(found))
+        os._exit(0)
 
     # -- with one rule less --------------------------------------------------
 
