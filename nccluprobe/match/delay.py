@@ -16,10 +16,16 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+
+_IDLE = (
+    "cause not decidable: the others could do nothing before the root had come, and it may have "
+    "had nothing to send (--idle-ok declares that this is normal)"
+)
 
 
 @dataclass
@@ -200,6 +206,9 @@ def _finding(e: Episode, ctx: Context) -> Finding:
             f"{ranks_text(sorted(e.in_time))} waited."
         ),
     }
+    idle = waited_for_root(signature, wait.times, ctx.options.late_after)
+    if idle:
+        details |= {"idle": "undecided", "confidence": "none", "note": _IDLE}
     return Finding(
         key=("delay", *comm.key, e.rank, wait.slot),
         hang_type="delayed_collective_enter",
@@ -209,10 +218,10 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         detected_at=ctx.now,
         details=details,
         severity="notice",
-        role="root_cause",
+        role="unknown" if idle else "root_cause",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=wait.first,
-        culprits=(endpoint.process.who,),
+        culprits=() if idle else (endpoint.process.who,),
         waiters=tuple(comm.endpoints[r].process.who for r in e.in_time),
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.leaving import gone_under, note_left
-from nccluprobe.match.lessons import ROOTED_FROM, waited_for_root
+from nccluprobe.match.lessons import RECEIVE, ROOTED_FROM, waited_for_root
 from nccluprobe.match.model import SIG_LOST
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import Signature
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 #: States of the main thread in which a process does not work for anybody.
 _HELD = frozenset({"stopped", "uninterruptible", "dead"})
+#: System calls in which a program waits until there is work: for requests, or for a thread
+#: of its own that takes them.  In any other a sender is held up by something else.
+_FOR_WORK = frozenset(
+    {
+        "accept", "accept4", "clock_nanosleep", "epoll_pwait", "epoll_wait", "futex", "nanosleep",
+        "poll", "ppoll", "pselect6", "recvfrom", "recvmsg", "select", "(unknown)",
+    }
+)  # fmt: skip
 #: Findings of these kinds say that ranks are blocked in something else.
 _BLOCKED = frozenset(
     {
@@ -95,12 +103,20 @@ def apply(
     return [f for f in current if id(f) not in dropped]
 
 
+def _is_receive(w: Wait) -> bool:
+    """Whether it is receives that wait for their sender."""
+    lesson = None if w.finding is None else w.finding.for_root
+    return lesson is not None and lesson[0] == RECEIVE
+
+
 def _is_open(w: Wait, ctx: Context) -> bool:
     return w.finding is not None or ctx.now - w.first >= ctx.options.missing_after
 
 
 def _kind(w: Wait, ctx: Context) -> str | None:
     assert w.finding is not None
+    if _is_receive(w):
+        return UNDECIDED  # declared and learned ones have no finding
     if ctx.options.idle_declared(w.comm.name, w.comm.key.hash):
         return DECLARED
     lesson = w.finding.for_root
@@ -130,6 +146,8 @@ def _may_idle(w: Wait, ctx: Context) -> bool:
     c = process.coverage
     if c is None or c.alive is False:
         return False
+    if _is_receive(w) and c.main == "syscall" and c.syscall not in (None, *_FOR_WORK):
+        return False
     return c.main not in _HELD or ctx.now - process.main_since < ctx.options.silent_after
 
 
@@ -138,7 +156,7 @@ def _hindered(w: Wait, current: Iterable[Finding]) -> bool:
     (root,) = w.absent
     members = _processes(w)
     for f in current:
-        if f is w.finding or f.hang_type not in _BLOCKED:
+        if f is w.finding or f.hang_type not in _BLOCKED or f.for_root is not None:
             continue
         if f.hang_type == "nccl_error_exit" and f.severity == "notice":
             continue
@@ -152,6 +170,9 @@ def _blocks(x: Wait, w: Wait, kinds: Mapping[int, str], ctx: Context) -> bool:
     """Whether another wait shows that ranks of ``w`` are blocked elsewhere."""
     if x is w or kinds.get(id(x)) in (DECLARED, LEARNED):
         return False
+    same = x.absent[:1] and x.absent[0].actor == w.absent[0].actor
+    if same and id(x) in kinds and _is_receive(x) and _is_receive(w):
+        return False  # one sender serves several
     if x.seq is None and ctx.options.idle_declared(x.comm.name, x.comm.key.hash):
         return False  # a receive on a communicator on which waiting is normal
     return bool(_processes(w) & _processes(x))
@@ -165,7 +186,8 @@ def _tone_down(f: Finding) -> None:
     f.severity, f.role, f.culprits = "notice", "unknown", ()
     f.details["idle"] = UNDECIDED
     f.details["confidence"] = "none"
+    who = "sender" if f.hang_type == "p2p_unmatched" else "root"
     f.details["note"] = (
-        "waiting, cause not decidable: the root is outside NCCL, and nothing else is blocked; it "
+        f"waiting, cause not decidable: the {who} is outside NCCL, and nothing else is blocked; it "
         "may have nothing to send, or hang (--idle-ok declares that this is normal)"
     )

@@ -12,6 +12,7 @@ from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
+from nccluprobe.match.lessons import wait_for_sender
 from nccluprobe.match.p2p_blame import odd_of
 from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_loss import guessed, may_have
@@ -64,6 +65,7 @@ class Judge:
         """``lacking``: channels, and whether sends, of which more is lacking than was lost."""
         self.comm, self.ctx = comm, ctx
         self.pairs, self.sides, self.faults = pairs, sides, faults
+        self.open = channels
         self.units = units_of(comm, channels, pairs, sides, stalls.heads)
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
@@ -142,6 +144,8 @@ class Judge:
             if finding is not None and finding.role == "root_cause":
                 self.findings.append(finding)
                 cause, finding = finding, None
+            elif finding is not None and peers[0].reason == "rank_alive_but_not_entered":
+                finding.for_root = wait_for_sender(unit, [p.endpoint for p in peers], self.open)
         held = 0 if unit.hard is None else until - unit.hard
         if cause is None and not peers and held >= max(1, self.ctx.options.missing_after):
             self.findings.append(self._unobserved(unit, until))

@@ -74,6 +74,24 @@ def test_limits(tmp_path: Path) -> None:
     assert command("explain", tmp_path, "f", "--phase-limit", "*=900")[0] == ExitCode.USAGE
 
 
+def test_explain_takes_what_analyze_took(tmp_path: Path) -> None:
+    """A second communicator on which rank 5 is rank 1: its rank in the job is told."""
+    job = Job()
+    job.proc(5)
+    job.proc(4)
+    comms = [p.comm("00000000000000aa", n, 2) for n, p in enumerate(job.procs)]
+    end = steps(comms, 20)
+    comms[1].proc.call(comms[1], "ncclBroadcast", end, root=0)
+    cover(job.procs, end + 400)
+    job.write(tmp_path)
+    code, text = command("explain", tmp_path, "f", "--run-id", "run")
+    assert code == ExitCode.OK
+    assert "rank 0: global rank 5, pid 1005" in text and "rank 5: rank 5" not in text
+    assert command("explain", tmp_path, "f", "--idle-ok", "*aa")[0] == ExitCode.USAGE
+    assert command("explain", tmp_path, "f", "--run-id", "other")[0] != ExitCode.OK
+    assert command("explain", tmp_path, "f", "--from", "nonsense")[0] == ExitCode.USAGE
+
+
 @pytest.mark.parametrize("value", ["checkpoint", "=5", "x=-1", "x=nan", "x=1e9", "x="])
 def test_a_limit_that_is_none(tmp_path: Path, value: str) -> None:
     run(tmp_path)

@@ -326,9 +326,14 @@ _RULES = (
     "ranks of this communicator elsewhere. A member that came and then left is\nnamed instead "
     "(`comm_ended_under_waiters`, `details.left_comm_ranks`). A root that comes after a declared "
     "or learned\nwait is not late. Waits for the root of a Reduce or Gather are never idle: the "
-    "others do not need it.\nA receive whose sender is alive and outside NCCL is treated alike: "
-    "declared, or after three earlier receives from that\nrank that waited as long and were "
-    "served, it gives no finding; before that it is an ordinary `p2p_unmatched`.",
+    "others do not need it.\nBefore that is known, a root that came late is told "
+    "(`delayed_collective_enter`, `details.idle` undecided), and not\nnamed.",
+    "Receives, outside a group, whose one sender is alive and outside NCCL are treated alike: "
+    "declared, or after three earlier\nreceives from that rank that waited as long and were "
+    "served, they give no finding; before that a notice, undecided.\nThey are an ordinary "
+    "`p2p_unmatched` in the cases above, and when the sender has not received what it was sent, "
+    "or has\nbeen sent more than it sent back (an answer is due), or is in a system call in which "
+    "nobody waits for work (`read`,\n`write`, `wait4`, ...).",
     "## Who is wrong",
     "Where calls of one slot differ, the largest side is right; with half of the ranks or less, "
     "confidence inferred.\nWithout a largest side, as with two ranks, nobody is named, unless "

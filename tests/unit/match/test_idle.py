@@ -111,7 +111,9 @@ def test_an_idle_root_that_comes_is_not_late() -> None:
     wait(comms, t)
     comms[0].proc.call(comms[0], "ncclBroadcast", t + 200, root=0)
     cover(job.procs, t + 210)
-    assert [f.hang_type for f in analyze_job(job)] == [late]
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity, f.role) == (late, "notice", "unknown")
+    assert (f.named, f.details["idle"]) == ([], "undecided")
 
 
 def test_an_undecided_wait_that_ends_well_is_resolved_and_no_delay_as_well() -> None:
@@ -292,9 +294,69 @@ def receiver(lessons: int, main: str = "running") -> Job:
     return job
 
 
-@pytest.mark.parametrize(("lessons", "blamed_ranks"), [(2, {0}), (3, set())])
-def test_receives_learn_as_well(lessons: int, blamed_ranks: set[int]) -> None:
-    assert blamed(analyze_job(receiver(lessons))) == blamed_ranks
+@pytest.mark.parametrize("lessons", [0, 2, 3])
+def test_receives_learn_as_well(lessons: int) -> None:
+    found = [f for f in analyze_job(receiver(lessons)) if f.state == "open"]
+    if lessons == 3:
+        assert found == []
+        return
+    (f,) = found
+    assert (f.hang_type, f.details["idle"]) == ("p2p_unmatched", "undecided")
+    assert (f.severity, f.role, f.culprits) == ("notice", "unknown", ())
+    assert "the sender is outside NCCL" in f.details["note"]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_several_may_wait_for_one_sender(n: int) -> None:
+    job = Job()
+    comms = job.world(n)
+    t = steps(comms, 5)
+    for c in comms[1:]:
+        c.proc.call(c, "ncclRecv", t, peer=0)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert [(f.severity, f.role) for f in found] == [("notice", "unknown")] * (n - 1)
+    job.procs[0].cover(t + 400, t + 420, main="stopped")
+    assert blamed(analyze_job(job)) == {0}
+
+
+@pytest.mark.parametrize("twin", ["exit", "crash", "inside", "sends left", "chain", "collective"])
+def test_twin_a_sender_that_is_not_free(twin: str) -> None:
+    job = Job()
+    comms = job.world(3 if twin in ("chain", "collective") else 2)
+    pair = [c.proc.comm("00000000000000bb", c.proc.rank, 2) for c in comms[:2]]
+    t = steps(comms, 5)
+    steps(pair, 5)
+    if twin == "sends left":  # buffered: the receiver waits for nothing before its receive
+        pair[1].proc.call(pair[1], "ncclSend", t, peer=0, count=16)
+    if twin == "inside":
+        pair[0].proc.enter(pair[0], "ncclCommRegister", t + 1)
+    pair[1].proc.call(pair[1], "ncclRecv", t + 1, peer=0)
+    if twin == "chain":
+        comms[2].proc.call(comms[2], "ncclRecv", t + 1, peer=1)
+    if twin == "collective":
+        steps(comms[1:], 1, start=t + 2)
+    for p in job.procs:
+        p.cover(0.5, t + (20 if p.rank == 0 and twin in ("exit", "crash") else 400))
+    if twin in ("exit", "crash"):
+        job.procs[0].end(t + 20.5, code=0 if twin == "exit" else 1)
+    found = analyze_job(job)
+    assert "error" in {f.severity for f in found}
+    assert blamed(found) <= {0} and (blamed(found) == {0} or twin == "inside")
+
+
+@pytest.mark.parametrize(
+    ("syscall", "named"),
+    [("epoll_wait", set()), ("futex", set()), ("read", {0}), ("write", {0}), ("wait4", {0})],
+)
+def test_a_sender_that_waits_for_work_is_told_from_one_that_is_held_up(
+    syscall: str, named: set[int]
+) -> None:
+    job = receiver(0)
+    t = max(when for when, _, _ in job.procs[0].lines) / 1e9 - 5000
+    job.procs[0].cover(t + 1, t + 20, main="syscall", syscall=syscall)
+    job.procs[1].cover(t + 1, t + 20)
+    assert blamed(analyze_job(job)) == named
 
 
 def test_a_stopped_sender_is_no_idle_one() -> None:
