@@ -120,7 +120,16 @@ def parse_dump(data: bytes) -> Dump:
     try:
         return _dump(content)
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
-        raise ValueError(f"its contents have wrong types ({error})"[:200]) from error
+        raise ValueError(_odd(error)) from error
+
+
+def _odd(error: Exception) -> str:
+    """What is wrong with contents that no flight recorder writes."""
+    if isinstance(error, KeyError):
+        return f"its entries are not those of a flight recorder: they lack {error}"[:200]
+    # What this module raises itself begins so; anything else says nothing to its reader.
+    why = str(error) if str(error).startswith("a ") else "a value has a wrong type"
+    return f"its contents are not those of a flight recorder dump: {why}"[:200]
 
 
 def _from_json(data: bytes) -> Any:
@@ -132,7 +141,8 @@ def _from_json(data: bytes) -> Any:
         # Not-a-number and bytes that are no UTF-8 in a name do not spoil the rest.
         return json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no whole JSON text ({error})"[:200]) from error
+        at = f" at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"it is no JSON, or was cut{at}") from error
 
 
 def _from_pickle(data: bytes) -> Any:
@@ -140,11 +150,21 @@ def _from_pickle(data: bytes) -> Any:
         # Buffered: the unpickler then reads ahead, which makes it twice as fast.
         stream = io.BufferedReader(io.BytesIO(data), _AHEAD)
         return _PlainUnpickler(stream, encoding="utf-8", errors="replace").load()
-    except (ValueError, MemoryError):
+    except MemoryError:
         raise
+    except ValueError as error:
+        if "plain types only" in str(error):
+            raise
+        raise ValueError("it is no flight recorder dump: its pickle is broken") from error
     except Exception as error:  # the unpickler raises whatever a broken stream leads it to
-        why = str(error) or type(error).__name__
-        raise ValueError(f"it is no whole pickle ({why})"[:200]) from error
+        if data[:1] != b"\x80":
+            raise ValueError("it is no flight recorder dump: neither a pickle nor JSON") from error
+        why = "its end is missing" if _is_cut(error) else "its pickle is broken"
+        raise ValueError(f"{why}: it was cut, or read while it was written") from error
+
+
+def _is_cut(error: Exception) -> bool:
+    return isinstance(error, EOFError) or "truncated" in str(error) or "ran out" in str(error)
 
 
 def _dump(content: dict[Any, Any]) -> Dump:

@@ -94,7 +94,7 @@ def _from_json(data: bytes, written: int) -> Report:
         try:
             content = orjson.loads(_NO_COMMA.sub(rb"\1,\2", data))
         except orjson.JSONDecodeError as error:
-            raise ValueError(f"it is no whole JSON text ({error})"[:200]) from error
+            raise ValueError("it is no JSON, or was cut") from error
     try:
         report = Report(_stamp(content.get("timestamp")) or written)
         for c in content["communicators"]:
@@ -104,7 +104,7 @@ def _from_json(data: bytes, written: int) -> Report:
             comm.ranks = [r for r in comm.ranks if 0 <= r.rank < comm.nranks]
             report.comms.append(comm)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"its contents have wrong types ({error})"[:200]) from error
+        raise ValueError("its contents are not those of a report of RAS") from error
     return report
 
 

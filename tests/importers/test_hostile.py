@@ -200,3 +200,23 @@ def test_numbers_that_are_too_large(tmp_path: Path) -> None:
         "commId 0x5 - Init COMPLETE\n"
     )
     assert Result(path).findings == []
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"# notes\n", "neither a pickle nor JSON"),
+        (b"\x7fELF\x02\x01", "neither a pickle nor JSON"),
+        (pickle.dumps(good(), 2)[:-9], "was cut"),
+        (b"\x80\x02\xff\xff", "its pickle is broken"),
+        (b'{"entries": [', "no JSON, or was cut"),
+        (b'{"a": 1}', "neither entries nor pg_config"),
+        (b'{"entries": [{"pg_id": 0}]}', "they lack"),
+        (b'{"entries": [7]}', "a value has a wrong type"),
+    ],
+)
+def test_what_is_no_dump_is_told_in_plain_words(tmp_path: Path, data: bytes, said: str) -> None:
+    error = guarded(tmp_path, data)
+    assert said in error
+    for raw in ("object", "NoneType", "opcode", "MARK", "Ran out", "invalid load key", "argument"):
+        assert raw not in error, error
