@@ -478,7 +478,7 @@ def test_a_truth_on_a_full_disk_is_one_line() -> None:
         ("--json",),
         (),
         ("--serve", "--every", "0.1", "--requests", "2"),
-        ("--inject", "never:rank=1,at=0", "--hold", "20"),
+        ("--inject", "never:rank=1,at=0", "--hold", "45"),
     ],
 )
 def test_a_report_on_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
@@ -489,7 +489,7 @@ def test_a_report_on_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=80,
             check=False,
             env=clean_env(),
         )
