@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from nccluprobe.match.model import NO_SEQ, Int32, Int64
 
 _FIRST = 64
+
+
+class Row(NamedTuple):
+    """One call, before it takes effect."""
+
+    sig: int
+    t: int
+    idx: int
+    ord: int
+    rc: int
+    group: int
+    seq: int = NO_SEQ
+    site: int = 0
 
 
 class Columns:

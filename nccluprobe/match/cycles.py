@@ -39,10 +39,10 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     When hosts are not shown inside the calls and no side is the smaller one, it
     stays with the absences, whose role is unknown.
     """
-    first = cycle.waits[0]
+    first = cycle.extra or cycle.waits[0]
     ctx = context(first.comm)
     due = [w for w in cycle.waits if w.finding is not None]
-    odd = odd_call(cycle.waits)
+    odd = cycle.extra or odd_call(cycle.waits)
     if not due or not (cycle.proven or cycle.minority or odd):
         return None
     waited = ctx.now - max(w.first for w in cycle.waits)

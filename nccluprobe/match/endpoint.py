@@ -7,13 +7,11 @@ queue, so taking a call out renumbers what follows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.align import AMBIGUOUS, Alignment
-from nccluprobe.match.columns import Columns
+from nccluprobe.match.columns import Columns, Row
 from nccluprobe.match.process import Actor, Process
 from nccluprobe.match.tail import Tail
 
@@ -25,17 +23,6 @@ _LONG_HOLE = 1000
 MAX_UNJOINED = 4096
 #: So many first calls are remembered with their thread.
 _HEAD = 256
-
-
-class _Row(NamedTuple):
-    sig: int
-    t: int
-    idx: int
-    ord: int
-    rc: int
-    group: int
-    seq: int = m.NO_SEQ
-    site: int = 0
 
 
 class Endpoint:
@@ -72,7 +59,9 @@ class Endpoint:
         self.posted: dict[tuple[bool, int], dict[int, int]] = {}
         #: Its oldest call that is not complete, when completion is seen: slot, time, signature.
         self.oldest: tuple[int, int, int] | None = None
-        self._pending: dict[int, _Row] = {}
+        #: Calls that are not complete and forgotten: slot, signature.
+        self.undone: list[tuple[int, int]] = []
+        self._pending: dict[int, Row] = {}
         self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
         #: group whose end is in flight -> ordinals of its calls in the queue
         self._in_open_end: dict[int, list[int]] = {}
@@ -147,6 +136,11 @@ class Endpoint:
         """Whether the next call is queued in a group that has not ended."""
         row = self._pending.get(self.next_ord)
         return row is not None and row.group != 0
+
+    @property
+    def in_group(self) -> int:
+        """How many calls are queued in groups that have not ended."""
+        return sum(1 for row in self._pending.values() if row.group)
 
     def inside(self) -> int | None:
         """Entry time of the oldest call on this communicator that did not return so far."""
@@ -236,7 +230,7 @@ class Endpoint:
         site = np.zeros(len(b), np.int64) if b.site is None else b.site
         columns = (b.sig, b.t_enter, b.idx, b.ord, b.rc, b.group, seq, site)
         for values in zip(*(c.tolist() for c in columns), strict=True):
-            row = _Row(*values)
+            row = Row(*values)
             if row.ord < self.next_ord:
                 self._returned(row)
             else:
@@ -254,10 +248,10 @@ class Endpoint:
             self.first_grouped = True
         self._inside[e.ord] = e.t
         idx = -1 if e.idx is None else e.idx
-        self._pending[e.ord] = _Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group, e.seq, e.site)
+        self._pending[e.ord] = Row(e.sig, e.t, idx, e.ord, m.RC_NONE, e.group, e.seq, e.site)
         self.drain()
 
-    def _returned(self, row: _Row) -> None:
+    def _returned(self, row: Row) -> None:
         """A call that was counted while inside has returned: it may have failed."""
         if self._inside.pop(row.ord, None) is None or not m.not_run(row.rc):
             return
@@ -270,7 +264,7 @@ class Endpoint:
         pending = self._pending
         if self.next_ord not in pending:
             return
-        taken: list[_Row] = []
+        taken: list[Row] = []
         while (row := pending.get(self.next_ord)) is not None:
             rc, t = row.rc, row.t
             if row.group:
@@ -386,9 +380,12 @@ class Endpoint:
 
     def drop_to(self, slot: int) -> None:
         """Forget slots before ``slot``."""
+        n = min(slot - self.dropped, len(self.rows))
         if self.completed is not None:
             self.note_oldest()
-        n = min(slot - self.dropped, len(self.rows))
+            first = max((self.done or 0) - self.dropped, 0)
+            new = [(self.dropped + i, int(self.rows.sig[i])) for i in range(first, n)]
+            self.undone = (self.undone + new)[-MAX_UNJOINED:]
         if n > 0:
             self.rows.drop(n)
             self.dropped += n

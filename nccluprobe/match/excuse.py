@@ -68,7 +68,8 @@ class Excuses:
         All members made their newest call on it, the same one, and none has called
         anything since: it is the device that does not go on.
         """
-        stay = {e.actor for w in self.graph.waits for e in w.absent if not self.graph.left(w, e)}
+        waits = [w for w in self.graph.waits if not w.weak] or self.graph.waits
+        stay = {e.actor for w in waits for e in w.absent if not self.graph.left(w, e)}
         left = [c.key for c in causes if c.kind == "rank" and c.key in stay]
         found: list[Stall] = []
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
@@ -94,11 +95,12 @@ class Excuses:
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if comm.disagreement is not None or not comm.complete_view or not comm.closed:
                 continue
+            level = min(e.entered for e in comm.members())
             at = [
                 e
                 for e in comm.members()
                 if e.actor in everyone
-                and e.entered == comm.closed
+                and e.entered == level
                 and _is_free(e)
                 and (e.done is None or e.done < e.entered)
             ]

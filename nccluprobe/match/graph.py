@@ -7,11 +7,12 @@ needs.  What an actor's absence comes from is found at the ends of its paths.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.extra import Cause as Cause
+from nccluprobe.match.extra import extra_call
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Actor
@@ -20,23 +21,6 @@ from nccluprobe.match.waits import Wait, entry_of
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
 _GAVE_UP = 10 * SECOND
-#: So many peers must have gone past a wait to show that it holds nobody's host.
-_PEERS = 2
-
-
-class Cause(NamedTuple):
-    """Where a path ends.
-
-    ``rank``: an actor that waits for nobody.  ``finding``: something else that is
-    wrong with it (key: the finding's id).  ``inside``: an actor in a call that
-    may wait for others.  ``silent``: an actor that is not observed.  ``phase``: an
-    actor that has declared why it does not come.  ``cycle``:
-    actors that wait for each other (key: number of the cycle).  ``stuck``: a call
-    that lacks nobody and is not complete (key: its communicator).
-    """
-
-    kind: str
-    key: Hashable
 
 
 @dataclass
@@ -50,6 +34,8 @@ class Cycle:
     proven: bool
     #: The fewer ones, when the cycle has two sides of different size.
     minority: tuple[Actor, ...] = ()
+    #: Made by a minority, and gone past by others: a call too many.
+    extra: Wait | None = None
 
 
 @dataclass
@@ -112,21 +98,28 @@ class Graph:
         )
 
     def passed(self, w: Wait, e: Endpoint) -> bool:
-        """Whether others came to this wait from the very waits that an absent member sits in.
+        """Whether others came to this wait from such waits as an absent member sits in.
 
-        Then these do not keep it from coming.  Asked only where completion is
-        seen: else a rank may have to wait for the device where its peers need not.
+        Then these do not keep it from coming.  Such waits are the same ones, or those of
+        the peer's own communicator of that name: ranks that share a communicator run one
+        program.  Asked only where completion is seen: else a rank may have to wait for
+        the device where its peers need not.
         """
         waits = self.waits_of(e.actor)
-        if e.completed is None or not waits or any(x.seq is None for x in waits):
+        if e.completed is None or not waits:
             return False
-        peers = [p for p in w.entered if all(self._before(x, w, p) for x in waits)]
-        return len(peers) >= _PEERS
+        return any(all(self._before(x, w, p, e) for x in waits) for p in w.entered)
 
-    def _before(self, x: Wait, w: Wait, peer: Endpoint) -> bool:
-        """Whether a peer sat in one wait already when it came to the other."""
-        sat = next((p for p in x.entered if p.actor == peer.actor), None)
-        return sat is not None and x is not w and entry_of(x, sat) <= entry_of(w, peer)
+    def _before(self, x: Wait, w: Wait, peer: Endpoint, e: Endpoint) -> bool:
+        """Whether a peer sat in one wait, or one like it, already when it came to the other."""
+        if x.seq is not None and x is not w:
+            sat = next((p for p in x.entered if p.actor == peer.actor), None)
+            if sat is not None and entry_of(x, sat) <= entry_of(w, peer):
+                return True
+        return any(
+            y is not w and _alike(x, e, y, peer) and _since(y, _in(y, peer)) <= entry_of(w, peer)
+            for y in self.blockers.get(peer.actor, ())
+        )
 
     def _end_of(self, actor: Actor) -> Cause:
         """The cause that an actor without waits is."""
@@ -209,8 +202,17 @@ class Graph:
             for component in (components(edges) if weak else ())
             for n in weak.intersection(component if len(component) > 1 else ())
         } - self._came
-        self._came |= found
-        return bool(found)
+        done = not found
+        while found:
+            self._came |= found
+            # What only stood behind them goes on.
+            found = {id(w) for w in self.waits if self._goes_on(w)} - self._came
+        return not done
+
+    def _goes_on(self, w: Wait) -> bool:
+        if w.absent or w.held or w.cause is not None:
+            return False
+        return bool(w.behind) and all(id(x) in self._came for x in w.behind)
 
     def _break(
         self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]
@@ -227,13 +229,18 @@ class Graph:
         here = {id(w) for w in waits}
         hard = {a for a in actors if any(id(w) in here for w in self._hard.get(a, ()))}
         mutual = any(e.actor in actors for w in waits for e in w.held)
+        free = {a for a in actors if hosts[a] is Host.OUTSIDE}
+        causes = outside or {Cause("rank", a) for a in free}
+        if (extra := extra_call(waits, self.waits, causes)) is not None:
+            few = tuple(e.actor for e in extra[0].entered)
+            others = {*few, *(e.actor for e in extra[0].absent)}
+            return self._cycle(extra, others, few, extra=extra[0])
         if outside and (len(hard) < len(actors) or mutual):
             return outside
         away = [a for a in actors if hosts[a] is Host.AWAY]
         if away:
             return {Cause("rank", a) for a in away}
         # A host that is free has queued its work and gone away, when all others are held.
-        free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         few = _minority(waits, everyone)
         if few and _on_one_communicator(waits):
             return {Cause("rank", a) for a in few}  # whose calls have one order
@@ -242,12 +249,24 @@ class Graph:
             return {Cause("rank", a) for a in few}  # what all others made, it left out
         if not few and hard and free and len(hard) + len(free) == len(actors):
             return {Cause("rank", a) for a in free}
+        waits = tuple(sorted(waits, key=lambda w: w.order))
+        return self._cycle(waits, actors, few, proven=len(hard) == len(actors))
+
+    def _cycle(
+        self,
+        waits: Sequence[Wait],
+        actors: Iterable[Actor],
+        minority: Iterable[Actor],
+        proven: bool = False,
+        extra: Wait | None = None,
+    ) -> set[Cause]:
         cycle = Cycle(
             len(self.cycles),
-            tuple(sorted(waits, key=lambda w: w.order)),
-            tuple(sorted(actors, key=repr)),
-            proven=len(hard) == len(actors),
-            minority=few,
+            tuple(waits),
+            tuple(sorted(set(actors), key=repr)),
+            proven=proven,
+            minority=tuple(sorted(minority, key=repr)),
+            extra=extra,
         )
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}
@@ -256,6 +275,31 @@ class Graph:
         """Open calls on the communicators of a cycle of streams."""
         comms = {w.comm.key for w in waits if w.seq is not None}
         return [w for w in self.waits if w.seq is not None and not w.device and w.comm.key in comms]
+
+
+def _in(w: Wait, e: Endpoint) -> Endpoint:
+    return next(p for p in w.entered if p.actor == e.actor)
+
+
+def _since(w: Wait, e: Endpoint) -> int:
+    """When an endpoint came to a wait; of sends and receives, to the oldest it waits in."""
+    if w.seq is not None:
+        return entry_of(w, e)
+    return min((t for lane in e.posted.values() for t in lane.values()), default=e.last_t)
+
+
+def _alike(x: Wait, e: Endpoint, y: Wait, peer: Endpoint) -> bool:
+    """Whether two ranks sit in one operation of two communicators of one name.
+
+    Ranks that run one program have made as many calls on them, or have one place in them.
+    """
+    if x.comm is y.comm or x.comm.name is None or x.comm.name != y.comm.name:
+        return False
+    if (x.comm.key.nranks, x.label.split()[0]) != (y.comm.key.nranks, y.label.split()[0]):
+        return False
+    if x.seq is not None:
+        return x.seq == y.seq
+    return _in(x, e).comm_rank == _in(y, peer).comm_rank
 
 
 def _on_one_communicator(waits: Sequence[Wait]) -> bool:

@@ -146,6 +146,11 @@ class Losses:
         no_loss = self._dropped + (0 if self._told is None else self._told.unplaced)
         return max(0, lost - self._known - max(0, holes - no_loss))
 
+    def newest(self, comm: int) -> int:
+        """Entry of the call that showed the newest hole on a communicator; 0: there is none."""
+        holes = self.holes.get(comm)
+        return max((t for _, _, t in holes.gaps), default=0) if holes is not None else 0
+
     def after(self, comm: int, idx: int) -> int:
         """Calls on a communicator that are known to be missing after an ordinal."""
         holes = self.holes.get(comm)

@@ -33,6 +33,7 @@ from nccluprobe.match.splits import judge_child
 from nccluprobe.match.state import State
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
+from nccluprobe.match.suppose import SURE, Supposed, explains
 from nccluprobe.match.temper import temper
 from nccluprobe.match.waits import Wait
 
@@ -68,15 +69,13 @@ class Matcher(State):
         self._press(now)
         self.settle()
         current = self._disagreements(final=now is None)
-        waits: list[Wait] = []
         contexts: dict[CommKey, Context] = {}
+        supposed = Supposed()
         for key, comm in sorted(self.comms.items()):
             contexts[key] = ctx = self._context(comm)
             self._watch(comm, ctx)
-            current += self._judge(comm, ctx, waits)
-            wait, found = judge_child(comm, self.children, self.inits, ctx)
-            waits += [] if wait is None else [wait]
-            current += [] if found is None else [found]
+            if supposed.likely(comm, ctx, self.p2p):
+                self.p2p.settle(self.comms, self._home.get, self.safe_time())
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of, self.comm_of)
@@ -89,22 +88,16 @@ class Matcher(State):
         )
         current += orders
         current += completion.judge(self.comms.values(), self._context)
-        waits += completion.pending_waits(self.comms.values(), waits, current)
-        waits += self.p2p.judge(
-            self.comms, self._context, now is None, waits, frozenset(disputed), orders
-        )
-        current += self.p2p.findings
-        current += exits.judge(self, waits, contexts, self._context_of)
-        current = idle.apply(waits, current, contexts)
-        current = phases.apply(waits, current, contexts, self.processes.values(), self._context_of)
-        current += roles.assign(
-            waits,
-            current,
-            self.comms.values(),
-            {s: self.now_of(s) for s in self.processes},
-            self._context,
-            self.options.silent_after,
-        )
+        facts, known = current, frozenset(disputed)
+        waits, current = self._open(facts, contexts, known, orders)
+        added, stalls = len(supposed), self.p2p.stalls
+        if explains(current) < SURE and supposed.weak(waits):
+            other = self._open(facts, contexts, known, orders)
+            if explains(other[1]) > explains(current):
+                waits, current = other
+            else:
+                supposed.undo(added)
+                self.p2p.stalls = stalls
         current += self.standing.findings(
             self.comms.values(),
             self.processes.values(),
@@ -121,12 +114,48 @@ class Matcher(State):
         self.waits = waits
         self._note_missed(waits)
         self._name(current)
+        supposed.undo()
         newest = max(self._nows.values(), default=0) if now is None else now
         written = self.book.update(current, newest)
         self._clean_up(contexts)
         return written
 
     # -- parts of a scan ---------------------------------------------------
+
+    def _open(
+        self,
+        facts: list[Finding],
+        contexts: dict[CommKey, Context],
+        disputed: frozenset[CommKey],
+        orders: list[Finding],
+    ) -> tuple[list[Wait], list[Finding]]:
+        """Who waits for whom, and all findings with it.  ``facts``: findings that stand."""
+        waits: list[Wait] = []
+        current: list[Finding] = []
+        for key, comm in sorted(self.comms.items()):
+            ctx = contexts[key]
+            current += self._judge(comm, ctx, waits)
+            wait, found = judge_child(comm, self.children, self.inits, ctx)
+            waits += [] if wait is None else [wait]
+            current += [] if found is None else [found]
+        current += facts
+        waits += completion.pending_waits(self.comms.values(), waits, current)
+        waits += self.p2p.judge(
+            self.comms, self._context, self._now is None, waits, disputed, orders
+        )
+        current += self.p2p.findings
+        current += exits.judge(self, waits, contexts, self._context_of)
+        current = idle.apply(waits, current, contexts)
+        current = phases.apply(waits, current, contexts, self.processes.values(), self._context_of)
+        current += roles.assign(
+            waits,
+            current,
+            self.comms.values(),
+            {s: self.now_of(s) for s in self.processes},
+            self._context,
+            self.options.silent_after,
+        )
+        return waits, current
 
     def _press(self, now: int | None) -> None:
         """No more will come on these: late members get their place by what there is."""

@@ -16,7 +16,7 @@ from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_past import Heads
-from nccluprobe.match.p2p_queue import Side
+from nccluprobe.match.p2p_queue import Lane, Side
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.stalls import Stalls, stalls_of
 from nccluprobe.match.waits import Wait
@@ -35,6 +35,8 @@ class P2P:
         self.faults = Faults(self.pairs, self.sides)
         #: What holds now, by the last ``judge``.
         self.findings: list[Finding] = []
+        #: The run of the devices, by the last ``judge``.
+        self.stalls = Stalls()
         self._of_source: dict[int, list[Side]] = {}
         self._fresh: dict[At, None] = {}
 
@@ -150,7 +152,7 @@ class P2P:
             ctx = context(comm)
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
-        stalls = self.run_devices(comms, context, known, disputed, orders)
+        self.stalls = stalls = self.run_devices(comms, context, known, disputed, orders)
         current += stalls.findings
         heads = Heads(stalls.stalls, self.sides)
         judges: list[Judge] = []
@@ -173,6 +175,26 @@ class P2P:
             current += [w.finding for w in judge.waits if w.finding is not None]
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)
+
+    def awaited(self, comm: Communicator, e: Endpoint) -> dict[Lane, int]:
+        """How many sends and receives of an endpoint its peers have made the other half of."""
+        found: dict[Lane, int] = {}
+        mine = self.sides.get((e.info.source, e.info.id))
+        for peer, x in comm.endpoints.items():
+            side = self.sides.get((x.info.source, x.info.id))
+            for send in (False, True) if side is not None and e.comm_rank is not None else ():
+                theirs = side.queues.get((not send, e.comm_rank)) if side else None
+                own = None if mine is None else mine.queues.get((send, peer))
+                n = (0 if theirs is None else theirs.end) - (0 if own is None else own.end)
+                if n > 0:
+                    found[send, peer] = n
+        return found
+
+    def suppose(self, e: Endpoint, awaited: dict[Lane, int], t: int) -> None:
+        """Take lost operations of an endpoint that its peers wait for."""
+        side = self._side(e)
+        for lane, n in awaited.items():
+            side.suppose(lane, n, t)
 
     def _fill(
         self,

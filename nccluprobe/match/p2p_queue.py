@@ -275,24 +275,27 @@ class Side:
     def covered(self, through: int) -> None:
         """Everything that entered before ``through`` is known: holes are losses."""
         for lane, pending in list(self._pending.items()):
-            while pending and self._next.get(lane, 0) not in pending:
+            while pending and (order := self._next.get(lane, 0)) not in pending:
                 first = min(pending)
-                op = pending[first][0]
-                order = self._next.get(lane, 0)
-                if op.t >= through:
+                t = pending[first][0].t
+                if t >= through:
                     break
-                if first - order > _MAX_HOLE:
-                    self.queue(*lane).odd = True
-                else:
-                    hole = Op(0, m.SIG_LOST, op.t, -1, 0, op.thread, op.peer, op.send)
-                    self.queue(*lane).push(
-                        np.array([hole._replace(ord=o) for o in range(order, first)], np.int64)
-                    )
-                    self.fresh[lane] = None
-                self.lost += first - order
-                self.queue(*lane).lost += first - order
-                self._next[lane] = first
+                self.suppose(lane, first - order, t)
                 self.drain_lane(lane)
+
+    def suppose(self, lane: Lane, n: int, t: int) -> None:
+        """Take ``n`` lost operations, entered before ``t``."""
+        order, queue = self._next.get(lane, 0), self.queue(*lane)
+        if n > _MAX_HOLE:
+            queue.odd = True
+        else:
+            hole = Op(0, m.SIG_LOST, t, -1, 0, self.endpoint.thread, lane[1], int(lane[0]))
+            rows = [hole._replace(ord=o) for o in range(order, order + n)]
+            queue.push(np.array(rows, np.int64))
+            self.fresh[lane] = None
+        self.lost += n
+        queue.lost += n
+        self._next[lane] = order + n
 
     def restore(self, lane: Lane, order: int, peers: Op, idx: int) -> bool:
         """Put in an operation that was lost, by what its peer made; whether it fits.
@@ -326,6 +329,13 @@ class Side:
         """The newest operations in order of the program, each once."""
         if not self.tail:
             return np.empty((0, WIDTH), np.int64)
-        rows = np.concatenate(self.tail)[::-1]  # of a call that was seen twice, the newest
+        if len(self.tail) > 1:
+            self.tail = deque([np.concatenate(self.tail)])
+        rows = self.tail[0]
+        if bool((rows[1:, IDX] > rows[:-1, IDX]).all()):
+            if len(rows) > TAIL:
+                rows = self.tail[0] = rows[-TAIL:].copy()
+            return rows
+        rows = rows[::-1]  # of a call that was seen twice, the newest
         _, at = np.unique(rows[:, IDX], return_index=True)
         return rows[at][-TAIL:]

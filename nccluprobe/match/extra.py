@@ -1,0 +1,76 @@
+"""Where paths of the wait-for graph end, and a call too many among what waits in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.process import Actor
+from nccluprobe.match.waits import Wait
+
+
+class Cause(NamedTuple):
+    """Where a path ends.
+
+    ``rank``: an actor that waits for nobody.  ``finding``: something else that is
+    wrong with it (key: the finding's id).  ``inside``: an actor in a call that
+    may wait for others.  ``silent``: an actor that is not observed.  ``phase``: an
+    actor that has declared why it does not come.  ``cycle``:
+    actors that wait for each other (key: number of the cycle).  ``stuck``: a call
+    that lacks nobody and is not complete (key: its communicator).
+    """
+
+    kind: str
+    key: Hashable
+
+
+def extra_call(
+    cycle: Iterable[Wait], waits: Sequence[Wait], outside: Collection[Cause]
+) -> tuple[Wait, ...] | None:
+    """A collective of a cycle that a minority made alone, and what shows that it is one too many.
+
+    ``outside``: causes that the cycle has besides: several ranks that are free, and have
+    not come to it.  One of the others waits for who made it, in a call of the same
+    threads: one program has one order of calls, so either made the call too many, or left
+    out the other; had the other one left it out, those that are free would have come to it.
+    """
+    if any(c.kind != "rank" for c in outside):
+        return None
+    found = []
+    for w in cycle:
+        few = 2 * len(w.entered) < w.comm.key.nranks
+        free = {c.key for c in outside} - {e.actor for e in w.entered}
+        if w.device or w.seq is None or not few or len(free) < 2:
+            continue
+        if not free <= {e.actor for e in w.absent}:
+            continue
+        past = [x for x in waits if x is not w and _gone_past(w, x)]
+        if past:
+            found.append((w, *past))
+    return found[0] if len(found) == 1 else None
+
+
+def _gone_past(w: Wait, x: Wait) -> bool:
+    """Whether somebody absent from one wait sits in another, for somebody of the first."""
+    made = {e.actor: e for e in w.entered}
+    behind = any(y is w for y in x.behind)
+    held = {e.actor for e in x.absent}
+    others = [a for a in made if a in held or (behind and _member(x.comm, a) is not None)]
+    mine = {e.actor: e for e in w.absent}
+    return any(
+        _one_thread(mine[e.actor], e) and _one_thread(made[a], _member(x.comm, a))
+        for e in x.entered
+        if e.actor in mine
+        for a in others
+    )
+
+
+def _member(comm: Communicator, actor: Actor) -> Endpoint | None:
+    return next((e for e in comm.endpoints.values() if e.actor == actor), None)
+
+
+def _one_thread(a: Endpoint, b: Endpoint | None) -> bool:
+    """Whether an actor's calls on two communicators come from one thread, as far as is known."""
+    return b is not None and (not a.thread or not b.thread or a.thread == b.thread)

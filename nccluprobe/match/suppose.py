@@ -1,0 +1,132 @@
+"""Calls that were made and not seen: supposed for as long as a scan judges.
+
+A lost record that has a place (losses) was a call; where others miss a rank in
+collectives only, it was one of these.  Of one that has no place nobody knows; that
+it was the call that others wait for is supposed where nothing else explains more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from nccluprobe.match import model as m
+from nccluprobe.match.absence import Context, open_slot
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.p2p import P2P
+from nccluprobe.match.process import Process
+from nccluprobe.match.status import unseen
+from nccluprobe.match.waits import Wait
+
+SURE = 2
+_LOST = "probe_event_loss_possible"
+
+
+class Supposed:
+    """Calls that are supposed to have been made; ``undo`` takes them back."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[Endpoint, int]] = []
+
+    def likely(self, comm: Communicator, ctx: Context, p2p: P2P) -> bool:
+        """Calls at known places, and those that others more surely have not made.
+
+        Returns whether sends or receives are among them: these stay.
+        """
+        if not any(e.process.lost for e in comm.endpoints.values()):
+            return False
+        transfers = False
+        for e in comm.members():
+            if ctx.now - e.process.last_activity < ctx.options.missing_after:
+                continue
+            losses, at = e.process.losses, (e.info.source, e.info.id)
+            here = losses.after(e.info.id, -1) if e.process.lost else 0
+            side = p2p.sides.get(at)
+            here -= e.lost + (0 if side is None else side.lost)
+            if here <= 0 or e.queued or (side is not None and side.queued):
+                continue
+            awaited = p2p.awaited(comm, e)
+            missing = min(behind(comm, e), losses.after(e.info.id, _last(e)))
+            if sum(awaited.values()) + missing > here and awaited and missing:
+                continue  # which of them it is, nobody knows
+            if awaited and sum(awaited.values()) <= here:
+                p2p.suppose(e, awaited, losses.newest(e.info.id))
+                transfers = True
+            self._add(comm, e, min(missing, here))
+        for _ in comm.endpoints:
+            o = open_slot(comm, ctx)
+            if o is None or not o.perhaps:
+                break
+            for e in o.perhaps:
+                self._add(comm, e, unseen(e))
+        return transfers
+
+    def weak(self, waits: Iterable[Wait]) -> bool:
+        """Suppose that all came who may have; returns whether there are such."""
+        lacks: dict[int, list[tuple[Communicator, Endpoint]]] = {}
+        of: dict[int, Process] = {}
+        for w in waits:
+            if not w.weak or w.seq is None or len(w.at) != 1:
+                continue
+            for e in w.absent:
+                lacks.setdefault(e.process.source, []).append((w.comm, e))
+                of[e.process.source] = e.process
+        added = False
+        for source, mine in lacks.items():
+            p = of[source]
+            free = p.losses.without_place(p.lost, p.through)
+            free += sum(p.losses.after(e.info.id, _last(e)) for _, e in mine)
+            if sum(behind(comm, e) for comm, e in mine) > free:
+                continue  # it has not made all of them
+            for comm, e in mine:
+                self._add(comm, e, unseen(e))
+                added = True
+        return added
+
+    def _add(self, comm: Communicator, e: Endpoint, most: int) -> None:
+        in_group = e.in_group if e.queued_in_group else 0
+        n = min(most + in_group, behind(comm, e))
+        if n <= 0 or (e.queued and not in_group):
+            return
+        t = int(e.rows.t[-1]) if len(e.rows) else e.last_t
+        minus = np.full(n, -1, np.int64)
+        order = np.arange(e.next_ord, e.next_ord + n, dtype=np.int64)
+        e.rows.extend(np.full(n, m.SIG_LOST, np.int32), np.full(n, t, np.int64), minus, order)
+        e.next_ord += n
+        e.lost += n
+        self._added.append((e, n))
+
+    def __len__(self) -> int:
+        return len(self._added)
+
+    def undo(self, since: int = 0) -> None:
+        """Take them back, but for the first so many."""
+        while len(self._added) > since:
+            e, n = self._added.pop()
+            e.rows.delete(len(e.rows) - n, n)
+            e.next_ord -= n
+            e.lost -= n
+
+
+def behind(comm: Communicator, e: Endpoint) -> int:
+    """How many collectives the furthest member is ahead."""
+    return max(0, max(x.entered for x in comm.members()) - e.entered)
+
+
+def _last(e: Endpoint) -> int:
+    return -1 if e.last_idx is None else e.last_idx
+
+
+def explains(found: Sequence[Finding]) -> int:
+    """How well findings explain: SURE: a rank is a cause beyond doubt of loss, 1: some cause."""
+    causes = [f for f in found if f.role == "root_cause" and f.state == "open"]
+    if any(f.culprits and f.details.get("reason") != _LOST and _is_plain(f) for f in causes):
+        return SURE
+    return 1 if causes else 0
+
+
+def _is_plain(f: Finding) -> bool:
+    return f.hang_type != "p2p_unmatched" or f.details.get("confidence") == "observed"
