@@ -120,19 +120,16 @@ class Calls:
         p2p = [i for i in left if d.is_p2p[i]]
         calls = [i for i in left if not d.is_p2p[i]]
         together = [*_alike(p2p, d.p2p_seq), *_alike(calls, d.seq)]
-        ended = self._batched[rows].any()
-        for i in p2p:
-            if ended or d.op[i] > d.seq[i] + d.p2p_seq[i]:
-                together.append(i)
+        if self._batched[rows].any() or any(d.op[i] > d.seq[i] + d.p2p_seq[i] for i in p2p):
+            together += p2p
         status = d.status.get(d.pg_ids[group])
         last = int(rows[-1])
         for i in dict.fromkeys(together):
             number = d.p2p_seq if d.is_p2p[i] else d.seq
-            if status is not None and status[0] == int(number[last]):
-                if status[1] < number[i]:
-                    continue  # it is not complete, or was not put together with others
-            elif int(d.record[i]) == int(d.record.max()):
-                continue  # perhaps it is being put together
+            if status is not None and status[0] == int(number[last]) and status[1] < number[i]:
+                continue  # it is not complete, or was not put together with others
+            if status is not None and status[0] == int(number[i]) - 1 and i == len(d) - 1:
+                continue  # it is being put together
             self.state[i] = COMPLETED
             if d.is_p2p[i]:
                 self._batched[i] = True

@@ -15,6 +15,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.process import Actor, Who
+from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
 from nccluprobe.match.waits import Wait, entry_of
 
@@ -149,15 +150,15 @@ def judge(
             if own is None or own >= min(done, e.entered) or e.oldest is None:
                 continue
             ctx = context(comm)
-            if ctx.table[e.oldest[2]].api not in _SYNCHRONIZING:
-                continue
-            if ctx.now - e.oldest[1] < ctx.options.missing_after:
+            # Of all that others have completed, what they could not complete without it.
+            by = _took_part(e, min(done, e.entered), ctx.table) - own
+            if by <= 0 or ctx.now - e.oldest[1] < ctx.options.missing_after:
                 continue
             peers = tuple(
                 x.comm_rank for x in members if x.comm_rank is not None and x.done == done
             )
             behind.setdefault(e.process.who, []).append(
-                _Behind(comm, e, min(done, e.entered) - own, own, e.oldest[1], peers)
+                _Behind(comm, e, by, own, e.oldest[1], peers)
             )
     found = []
     for cases in behind.values():
@@ -168,6 +169,17 @@ def judge(
         if worst.by >= 2 or len(cases) >= 2 or alone:
             found.append(_finding(worst, len(cases), context(worst.comm)))
     return found
+
+
+def _took_part(e: Endpoint, bound: int, table: SignatureTable) -> int:
+    """The slot after the newest synchronizing call below ``bound`` that it has not completed."""
+    held = [(i, e.sig_at(i)) for i in range(max(e.done or 0, e.dropped), bound)]
+    slots = [i for i, sig in (*e.undone, *held) if sig is not None and _is_sync(sig, table)]
+    return max((i for i in slots if (e.done or 0) <= i < bound), default=-1) + 1
+
+
+def _is_sync(sig: int, table: SignatureTable) -> bool:
+    return sig >= 0 and table[sig].api in _SYNCHRONIZING
 
 
 def not_complete(w: Wait, ctx: Context) -> Finding | None:

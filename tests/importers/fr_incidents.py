@@ -9,7 +9,7 @@ import json
 import pickle
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +174,11 @@ class Writer:
         if fault is not None and fault.kind == "gpu":
             self.known = fault.at - rng.uniform(0, _POLL)
         self.first = rng.randrange(100_000)
-        self.seqs = {g.name: rng.randrange(1000) for g in job.groups.all}
-        self.base = random.Random(repr(job.groups.all))  # the same on all ranks
 
     def _offset(self, g: Group) -> int:
-        return random.Random(f"{g.name} {len(self.job.groups.all)}").randrange(100, 90_000)
+        """What was called before: ranks of one stage have run one program."""
+        stage = len(self.job.tdp[0].ranks) if isinstance(self.job, Megatron) else self.job.n
+        return _offset(g.desc, list(g.ranks), stage)
 
     def _done(self, e: Entry) -> bool:
         return e.part is not None and e.part.done <= self.known
@@ -187,6 +187,7 @@ class Writer:
         done = self._done(e)
         started = done or (e.part is not None and e.part.ready <= self.known)
         seen = e.part.done + self.rng.uniform(0, _POLL) if done and e.part else 0.0
+        begun = seen or (e.part.ready if started and e.part else 0.0)
         has_started = self.form.timing and started
         state = "completed" if done else "started" if has_started else "scheduled"
         offset = self._offset(e.group)
@@ -204,9 +205,7 @@ class Writer:
             "output_sizes": e.outputs,
             "output_dtypes": [e.dtype] * len(e.outputs),
             "state": state,
-            "time_discovered_started_ns": _ns(seen or (e.part.ready if e.part else 0.0))
-            if has_started
-            else None,
+            "time_discovered_started_ns": _ns(begun) if has_started else None,
             "time_discovered_completed_ns": _ns(seen) if done else None,
             "retired": done,
             "timeout_ms": e.timeout_ms,
@@ -267,6 +266,11 @@ class Writer:
             "last_started_collective": -1,
             "last_completed_collective": number(done[-1]) if done else offset,
         }
+
+
+def _offset(desc: str, ranks: list[int], stage: int) -> int:
+    where = f"{desc} {len(ranks)} {min(ranks) // stage} {max(ranks) // stage}"
+    return random.Random(where).randrange(1000, 90_000)
 
 
 def _ns(t: float) -> int:
