@@ -41,7 +41,7 @@ class Account:
         """Take calls.  ``open_groups``: groups that may still go on."""
         self.unplaced += int(((c.codes == OTHER) | (c.codes == UNKNOWN)).sum())
         lost = sum(1 for r in rows if r.get("rc") is None and r.get("end") == "lost")
-        if c.grouped or self._groups:
+        if self._groups or (c.grouped and not c.whole):
             lost += self._grouped(c, open_groups)
         if lost:
             self.known += lost

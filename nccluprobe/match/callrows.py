@@ -57,8 +57,8 @@ class Calls:
 
     ``table``: (scanner.COLUMNS, n), times as in the trace.  ``site``: ids of call
     sites; None: of no call.  ``rare``: what lifecycle and failed calls say.
-    ``rows``: the lines that were parsed one by one; only they can be calls that
-    their end cut off.
+    ``rows``: the lines that were parsed one by one; only they can have an ``end``
+    other than enter_only.
     """
 
     table: m.Int64
@@ -95,15 +95,24 @@ def joined(parts: list[Calls]) -> Calls:
     )
 
 
+#: So many signatures of a function are remembered, before all are forgotten.
+_MOST_KNOWN = 1 << 14
+
+
 class RowReader:
     """Makes calls of lines; remembers the signatures that it has seen."""
 
     def __init__(self, table: SignatureTable) -> None:
         self._table = table
         self._readers = [_Signatures(table, name) for name in MATCHED]
+        self._epoch = table.epoch
 
     def read(self, state: SourceState, rows: list[Line], counts: CallCounts) -> Calls:
         """Calls of lines; raises what a wrong line raises (lines.BAD)."""
+        if self._epoch != self._table.epoch:
+            self._epoch = self._table.epoch
+            for reader in self._readers:
+                reader.forget()
         apis, times, durations, returned, threads = zip(*map(_common, rows), strict=True)
         table = np.empty((c.COLUMNS, len(rows)), np.int64)
         t = table[c.T] = column(times)
@@ -229,7 +238,13 @@ class _Signatures:
         )
         self._known: dict[Any, int] = {}
 
+    def forget(self) -> None:
+        """Ask the table anew for all that comes."""
+        self._known.clear()
+
     def read(self, rows: list[Line]) -> list[int]:
+        if len(self._known) > _MOST_KNOWN:
+            self.forget()
         raw = list(map(self._get, rows))
         try:
             return list(map(self._known.__getitem__, raw))

@@ -26,6 +26,7 @@ class Columns:
     """What every call has, as columns of equal length; times in unix ns.
 
     ``ends``: calls that end a group.  ``grouped``: whether any stands in a group.
+    ``whole``: all groups have their start and end here, and every start says of which.
     """
 
     codes: m.Int64
@@ -36,6 +37,7 @@ class Columns:
     thread: m.Int64
     ends: Mask
     grouped: bool
+    whole: bool
 
 
 def columns_of(table: m.Int64, offset: int) -> Columns:
@@ -48,7 +50,13 @@ def columns_of(table: m.Int64, offset: int) -> Columns:
     grouped = bool(group.any())
     ends = (codes == ENDS) | (codes == SIMULATES)
     rc = table[c.RC].astype(np.int32)
-    return Columns(codes, t, t_exit, rc, group, table[c.THREAD], ends, grouped)
+    opened = codes == OPENS
+    whole = not grouped and not opened.any()
+    if grouped:
+        started = set(group[opened].tolist())
+        whole = 0 not in started and started == set(group[ends].tolist()) - {0}
+        whole = whole and started == set(group.tolist()) - {0}
+    return Columns(codes, t, t_exit, rc, group, table[c.THREAD], ends, grouped, whole)
 
 
 def items_of(source: int, calls: Calls, x: Columns) -> list[m.Item]:
@@ -171,6 +179,8 @@ class _Rows:
 def groups_left_open(state: SourceState, x: Columns) -> list[m.Item]:
     """Groups whose end was lost: their thread has gone on without it."""
     known = state.open_groups
+    if x.whole and not known:
+        return []
     ended = x.group[x.ends]
     inside = (x.group != 0) & (x.codes != OPENS)
     over = set(ended.tolist())

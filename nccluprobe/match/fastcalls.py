@@ -44,18 +44,19 @@ class FastCalls:
         self._scanner = s.Scanner(library, _functions(), m.MAX_NRANKS)
         #: SIG of the scanner's calls -> id in the table.
         self._ids = _NONE
+        self._epoch = table.epoch
 
     def read(self, data: bytes) -> s.Scanned:
         """A chunk of whole lines; SIG of its calls is an id in the signature table."""
+        if self._scanner.full or self._epoch != self._table.epoch:
+            self._scanner.forget()
+            self._ids, self._epoch = _NONE, self._table.epoch
         found = self._scanner.scan(data)
         sig = found.calls[s.SIG]
         if len(sig):
             if int(sig.max()) >= len(self._ids):
                 self._learn()
             found.calls[s.SIG] = self._ids[sig]
-            if self._scanner.full:
-                self._scanner.forget()
-                self._ids = _NONE
         return found
 
     def _learn(self) -> None:

@@ -24,6 +24,7 @@ from nccluprobe.match.book import Book
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.held import held
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches, explain_zeros
 from nccluprobe.match.options import Options
 from nccluprobe.match.order import Orders
@@ -119,6 +120,12 @@ class Matcher(State):
         written = self.book.update(current, newest)
         self._clean_up(contexts)
         return written
+
+    def forget_signatures(self) -> None:
+        """Give the ids of signatures that nothing refers to any more to others."""
+        episodes = (*self.delays.episodes.values(), *self.delays.ended)
+        late = (*self._late, *(x.first for x in episodes))
+        self.table.keep(held(self.endpoints.values(), self.comms.values(), self.p2p, late))
 
     # -- parts of a scan ---------------------------------------------------
 

@@ -66,25 +66,39 @@ class Wires:
 
     def __init__(self, table: SignatureTable) -> None:
         self._table = table
+        self._forget()
+
+    def _forget(self) -> None:
+        self._epoch = self._table.epoch
         self._ids: dict[tuple[int | None, str | None], int] = {}
+        #: By id of a signature; 0: not looked at so far.
         self._wire = np.zeros(1, np.int64)
         self._bytes = np.full(1, -1, np.int64)
 
-    def _grow(self, upto: int) -> None:
-        start = len(self._wire)
-        new = [self._table[s] for s in range(start, upto + 1)]
-        wires = [self._ids.setdefault((s.count, s.datatype), len(self._ids) + 1) for s in new]
-        size = [
-            -1 - w if (n := size_of(s)) is None else n if 0 <= n < _MOST_BYTES else _MOST_BYTES
-            for s, w in zip(new, wires, strict=True)
-        ]
-        self._wire = np.concatenate([self._wire, np.array(wires, np.int64)])
-        self._bytes = np.concatenate([self._bytes, np.array(size, np.int64)])
+    def _learn(self, ids: m.Int64) -> None:
+        more = int(ids.max()) + 1 - len(self._wire)
+        if more > 0:
+            more = max(more, len(self._wire))
+            self._wire = np.concatenate([self._wire, np.zeros(more, np.int64)])
+            self._bytes = np.concatenate([self._bytes, np.full(more, -1, np.int64)])
+        for i in np.unique(ids[self._wire[ids] == 0]).tolist():
+            s = self._table[i]
+            if i == m.SIG_LOST:
+                continue
+            wire = self._ids.setdefault((s.count, s.datatype), len(self._ids) + 1)
+            n = size_of(s)
+            self._wire[i] = wire
+            if n is None:
+                self._bytes[i] = -1 - wire
+            else:
+                self._bytes[i] = n if 0 <= n < _MOST_BYTES else _MOST_BYTES
 
     def wire(self, sig: m.Int64) -> m.Int64:
         """Numbers for (count, datatype); 0: a call that was lost."""
-        if len(sig) and (top := int(sig.max())) >= len(self._wire):
-            self._grow(top)
+        if self._epoch != self._table.epoch:
+            self._forget()
+        if len(sig) and (int(sig.max()) >= len(self._wire) or not self._wire[sig].all()):
+            self._learn(sig)
         return self._wire[sig]
 
     def size(self, sig: m.Int64) -> m.Int64:

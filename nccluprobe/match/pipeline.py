@@ -43,6 +43,8 @@ class Analysis:
         if self.decoder.counts.lines - self._settled >= _SETTLE_LINES:
             self._settled = self.decoder.counts.lines
             self.matcher.settle()
+            if self.table.crowded:
+                self.matcher.forget_signatures()
         return self.decoder.through(source)
 
     def take(self, items: Iterable[Item]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nccluprobe.match.model import SIG_LOST, Int32
+from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.nccl.api import BY_NAME
 from nccluprobe.nccl.layout.model import SEQ_NAMES
 
@@ -40,11 +39,20 @@ class Signature:
 
 LOST = Signature("lost")
 
+
+def _shape(s: Signature) -> Signature:
+    """What of a call agrees whatever is reduced with."""
+    return s if s.op is None else replace(s, op=None)
+
+
 #: More call sites than a program has: beyond that they are no call sites.
 _MOST_SITES = 1 << 20
 
 #: So many calls are remembered as the trace writes them, before all are forgotten.
 _MOST_CACHED = 1 << 16
+
+#: More signatures than this are looked through for those that nobody needs any more.
+MANY = 1 << 16
 
 #: Functions that NCCL counts (``seqNumber[]``) -> index of their counter.
 COUNTED = {f"nccl{name}": at for at, name in enumerate(SEQ_NAMES)}
@@ -78,17 +86,26 @@ class SiteNames:
 
 
 class SignatureTable:
-    """Signature <-> small integer; one table for a whole analysis."""
+    """Signature <-> small integer; one table for a whole analysis.
+
+    An id is good for as long as somebody holds it (``keep``): ids that nobody
+    holds are given to other signatures, so that a job whose counts hardly ever
+    come again does not make the table grow.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[Signature, int] = {LOST: SIG_LOST}
         self._all: list[Signature] = [LOST]
+        self._free: list[int] = []
         self._by_call: dict[tuple[object, ...], int] = {}
         self._zero: set[int] = set()
         self._shapes: dict[Signature, int] = {LOST: 0}
-        self._shape_of = array("i", [0])
-        self._function_of = array("i", [UNSEEN])
-        self._arrays: tuple[Int32, Int32] | None = None
+        self._next_shape = 1
+        self._shape_of: Int32 = np.zeros(64, np.int32)
+        self._function_of: Int32 = np.full(64, UNSEEN, np.int32)
+        self._most = MANY
+        #: Changes when ids are given anew: what was remembered of them is void.
+        self.epoch = 0
         self.sites = SiteNames()
 
     def intern_call(
@@ -121,16 +138,54 @@ class SignatureTable:
     def intern(self, signature: Signature) -> int:
         """Id of a signature."""
         found = self._ids.get(signature)
-        if found is None:
-            found = self._ids[signature] = len(self._all)
+        return self._new(signature) if found is None else found
+
+    def _new(self, signature: Signature) -> int:
+        if self._free:
+            made = self._free.pop()
+            self._all[made] = signature
+        else:
+            made = len(self._all)
             self._all.append(signature)
-            if signature.count == 0:
-                self._zero.add(found)
-            shape = signature if signature.op is None else replace(signature, op=None)
-            self._shape_of.append(self._shapes.setdefault(shape, len(self._shapes)))
-            counted = COUNTED.get(signature.api, UNCOUNTED)
-            self._function_of.append(UNCOUNTED if signature.count == 0 else counted)
-        return found
+            if made >= len(self._shape_of):
+                self._shape_of = np.concatenate((self._shape_of, self._shape_of))
+                self._function_of = np.concatenate((self._function_of, self._function_of))
+        self._ids[signature] = made
+        if signature.count == 0:
+            self._zero.add(made)
+        shape = _shape(signature)
+        number = self._shapes.get(shape)
+        if number is None:
+            number = self._shapes[shape] = self._next_shape
+            self._next_shape += 1
+        self._shape_of[made] = number
+        counted = COUNTED.get(signature.api, UNCOUNTED)
+        self._function_of[made] = UNCOUNTED if signature.count == 0 else counted
+        return made
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is worth looking which signatures are still held."""
+        return len(self._ids) > self._most
+
+    def keep(self, held: Int64) -> None:
+        """Forget all signatures but these ids; duplicates do no harm."""
+        wanted = np.zeros(len(self._all), np.bool_)
+        wanted[held] = True
+        wanted[SIG_LOST] = True
+        old = self._ids
+        self._ids = {s: i for s, i in old.items() if wanted[i]}
+        self._shapes = {x: self._shapes[x] for x in map(_shape, self._ids)}
+        self._zero = {i for i in self._zero if wanted[i]}
+        for i in np.flatnonzero(~wanted).tolist():
+            self._all[i] = LOST
+        self._free = np.flatnonzero(~wanted)[::-1].tolist()
+        self._by_call.clear()
+        self._most = max(MANY, 2 * len(self._ids))
+        self.epoch += 1
 
     def __getitem__(self, sig: int) -> Signature:
         return self._all[sig]
@@ -141,17 +196,12 @@ class SignatureTable:
 
     def shapes(self, sig: Int32) -> Int32:
         """Numbers for (api, count, datatype, root) of a column; 0: a call that was lost."""
-        return self._columns()[0][sig]
+        found: Int32 = self._shape_of[sig]
+        return found
 
     def functions(self, sig: Int32) -> Int32:
         """Which counter each call of a column moves; UNCOUNTED, UNSEEN."""
-        return self._columns()[1][sig]
-
-    def _columns(self) -> tuple[Int32, Int32]:
-        found = self._arrays
-        if found is None or len(found[0]) != len(self._all):
-            found = (np.array(self._shape_of, np.int32), np.array(self._function_of, np.int32))
-            self._arrays = found
+        found: Int32 = self._function_of[sig]
         return found
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,9 +11,9 @@ from nccluprobe.match import model as m
 ORD, T, SIG, GROUP, IDX, RC, STREAM = range(7)
 #: Result of a call that is still inside.
 RC_INSIDE = -(1 << 40)
-_UNKNOWN = np.full(64, -1, np.int64)
-#: So many small batches are kept as they came.
-_PARTS = 32
+_WIDTH = 7
+#: Rows of room at first, and at most: the newest move to the front when it is used up.
+_FEW, _ROOM = 8, 96
 
 
 class Tail:
@@ -23,48 +21,47 @@ class Tail:
 
     KEPT = 64
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_end", "_table")
 
     def __init__(self) -> None:
-        #: Columns of batches as they came, or one table of all.
-        self._parts: list[tuple[NDArray[Any], ...] | NDArray[np.int64]] = []
+        self._table: NDArray[np.int64] = np.empty((_FEW, _WIDTH), np.int64)
+        self._end = 0
+
+    def _room(self, n: int) -> NDArray[np.int64]:
+        """Room for ``n`` rows more, at most KEPT, behind the newest that stay."""
+        start, end = self._end, self._end + n
+        if end > len(self._table):
+            held = self._table[max(0, end - self.KEPT) : start]
+            start, end = len(held), len(held) + n
+            if end > len(self._table):
+                self._table = np.empty((min(_ROOM, max(end, 2 * len(held))), _WIDTH), np.int64)
+            self._table[:start] = held
+        self._end = end
+        return self._table[start:end]
 
     def add(self, b: m.Batch) -> None:
         """Take the newest rows of a batch."""
         at = slice(-self.KEPT, None)
-        stream = _UNKNOWN[: len(b)] if b.stream is None else b.stream[at].copy()
-        columns = (b.ord, b.t_enter, b.sig, b.group, b.idx, b.rc)
-        part = (*[c[at].copy() for c in columns], stream)
-        if len(b) >= self.KEPT:
-            self._parts = [part]
-            return
-        self._parts.append(part)
-        if len(self._parts) > _PARTS:
-            self.rows()
+        room = self._room(min(len(b), self.KEPT))
+        room[:, ORD] = b.ord[at]
+        room[:, T] = b.t_enter[at]
+        room[:, SIG] = b.sig[at]
+        room[:, GROUP] = b.group[at]
+        room[:, IDX] = b.idx[at]
+        room[:, RC] = b.rc[at]
+        room[:, STREAM] = -1 if b.stream is None else b.stream[at]
 
     def add_inside(self, e: m.Enter) -> None:
         """Take a call that is still inside: its stream is taken to be that of the one before."""
         if e.ord is None or e.sig is None:
             return
-        rows = self.rows()
-        before = int(rows[-1, STREAM]) if len(rows) else -1
+        before = int(self._table[self._end - 1, STREAM]) if self._end else -1
         idx = -1 if e.idx is None else e.idx
-        self._parts.append(np.array([(e.ord, e.t, e.sig, e.group, idx, RC_INSIDE, before)]))
-        if len(self._parts) > _PARTS:
-            self.rows()
+        self._room(1)[0] = (e.ord, e.t, e.sig, e.group, idx, RC_INSIDE, before)
 
     def rows(self) -> NDArray[np.int64]:
-        """All that is held, in order of arrival."""
-        if len(self._parts) == 1 and isinstance(self._parts[0], np.ndarray):
-            return self._parts[0]
-        tables = [np.empty((0, 7), np.int64)]
-        tables += [
-            p if isinstance(p, np.ndarray) else np.column_stack(p).astype(np.int64)
-            for p in self._parts
-        ]
-        joined: NDArray[np.int64] = np.concatenate(tables)[-self.KEPT :].copy()
-        self._parts = [joined]
-        return joined
+        """All that is held, in order of arrival; good until the next is added."""
+        return self._table[max(0, self._end - self.KEPT) : self._end]
 
     @property
     def ord(self) -> m.Int64:

@@ -114,6 +114,8 @@ _ODD = [
     _LINE.replace('"rc":0', '"rc":null'),
     _LINE.replace('"rc":0', '"rc":null,"end":"no_return"'),
     _LINE.replace('"rc":0', '"rc":null,"end":"enter_only"'),
+    _LINE.replace('"rc":0', '"rc":null,"end":"lost"'),
+    _LINE.replace('"rc":0', '"rc":null,"end":"unwound"'),
     _LINE.replace('"rc":0', '"rc":-1'),
     _LINE.replace('"rc":0', '"rc":-0'),
     _LINE.replace('"rc":0', '"rc":00'),
