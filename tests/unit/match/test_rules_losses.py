@@ -1,0 +1,122 @@
+"""Rules of lost events that no other test would miss: those whose place is known excuse nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import Run, cover, steps
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+AR, START, END = "ncclAllReduce", "ncclGroupStart", "ncclGroupEnd"
+
+
+def behind(comms: list[Comm], t: float) -> None:
+    """Rank 1 does not come to a call, and its trace tells of one lost event."""
+    for c in comms:
+        if c.proc.rank != 1:
+            c.proc.call(c, AR, t)
+    one = comms[1].proc
+    one.cover(0.5, t)
+    one.cover(t + 0.5, 400, lost_kernel=1)
+    cover([c.proc for c in comms if c.proc is not one], 400)
+
+
+def judged(
+    job: Job, unreadable: int | None = None, first: float | None = None
+) -> tuple[str, list[int]]:
+    """Reason and named ranks of the one finding.
+
+    ``unreadable``: a line of rank 1.  ``first``: what is written then is read before the rest.
+    """
+    run = Run(job)
+    if first is not None:
+        run.until(first)
+    if unreadable is not None:
+        run.lines[1][unreadable] = b"\xff" * 20
+    run.all()
+    run.scan()
+    found: list[Finding] = run.analysis.matcher.book.all()
+    (f,) = (f for f in found if f.hang_type == "collective_missing_enter")
+    assert f.role == "root_cause"
+    return f.details["reason"], [who["rank"] for who in f.named]
+
+
+@pytest.mark.parametrize("shown", ["start", "end", None])
+def test_a_group_shows_that_it_lost_its_start_or_end(shown: str | None) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    group: dict[str, Any] = {"group": 1}
+    for c in comms:
+        lost = shown if c.proc.rank == 1 else None
+        c.proc.call(None, START, t, lost=lost == "start", **group)
+        c.proc.call(c, AR, t + 0.01, **group)
+        c.proc.call(None, END, t + 0.02, lost=lost == "end", **group)
+    t = steps(comms, 3, start=t + 1)
+    behind(comms, t)
+    reason = "probe_event_loss_possible" if shown is None else "rank_alive_but_not_entered"
+    assert judged(job) == (reason, [1])
+
+
+@pytest.mark.parametrize("unreadable", [None, 4])
+def test_a_line_that_cannot_be_read_is_no_place_of_a_loss(unreadable: int | None) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 9)
+    behind(comms, t)
+    assert judged(job, unreadable) == ("probe_event_loss_possible", [1])
+
+
+def test_a_call_that_is_told_late_was_not_lost() -> None:
+    """It returned after calls of another thread that were made after it."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    for c in comms:
+        c.proc.call(c, AR, t, dur=4.0 if c.proc.rank == 1 else 1e-5)
+        c.proc.call(c, AR, t + 0.1, thread=7)
+    behind(comms, t + 5)
+    assert judged(job, first=t + 3) == ("probe_event_loss_possible", [1])
+
+
+def test_a_hole_is_the_place_of_a_loss() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    for c in comms:
+        c.proc.call(c, AR, t, lost=c.proc.rank == 1)
+    t = steps(comms, 3, start=t + 1)
+    behind(comms, t)
+    assert judged(job) == ("rank_alive_but_not_entered", [1])
+
+
+def test_calls_that_make_communicators_are_no_holes() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    none = {"color": -1, "key": 0, "ord": 0, "new_comm": None}
+    for c in comms:
+        c.proc.call(c, "ncclCommSplit", t, **none)
+    t = steps(comms, 3, start=t + 1)
+    behind(comms, t)
+    assert judged(job) == ("probe_event_loss_possible", [1])
+
+
+def test_places_of_losses_are_forgotten_with_the_communicator() -> None:
+    job = Job()
+    comms = job.world(2)
+    others = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(comms)]
+    t = steps(others, 5, start=steps(comms, 5))
+    for c in others:
+        c.proc.call(c, AR, t, lost=c.proc.rank == 1)
+        c.proc.call(c, AR, t + 0.1)
+        c.proc.comm_end(c, t + 1)
+    cover(job.procs, t + 20, lost_kernel=1)
+    run = Run(job)
+    run.all()
+    run.scan()
+    for p in run.analysis.matcher.processes.values():
+        assert set(p.losses.holes) == {comms[0].id}
