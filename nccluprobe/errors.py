@@ -43,7 +43,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.OUTPUT: "the output folder or standard output cannot be written",
     ExitCode.FINDINGS: "analyze: at least one finding of severity error",
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
-    ExitCode.NO_TRACE: "analyze: no readable trace in the folders given",
+    ExitCode.NO_TRACE: "analyze, collect --once: nothing to read in the folders given",
     ExitCode.CANARY_WRONG: "canary: a rank got a wrong result",
     ExitCode.CANARY_FAILED: "canary: NCCL, driver, bootstrap or a deadline failed on a rank",
     ExitCode.CANARY_HELD: "canary --nproc: --hold ended ranks that still ran",

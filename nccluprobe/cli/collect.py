@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nccluprobe.errors import ExitCode, NccluprobeError
+
 if TYPE_CHECKING:
     from nccluprobe.capture.preload_source import PreloadSource
     from nccluprobe.collect.collector import Collector
@@ -22,6 +24,7 @@ PERIOD_S = 0.008
 #: Rings of dead processes are read within this, of however many.
 _ONCE_S = 120.0
 _SETTLED_S = 1.0
+RINGS = ".ring"
 
 
 def collect(
@@ -54,6 +57,8 @@ def collect(
     from nccluprobe.capture.preload_env import default_folder
 
     where = folder if folder is not None else default_folder()
+    if once:
+        _refuse_nothing(where)
     source, collector = make(
         where, out, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes, say=say
     )
@@ -78,6 +83,20 @@ def collect(
         f"traces are in {out}; records overwritten unread: {sum(losses.overwritten.values())}, "
         f"lost: {sum(losses.by_process.values())}"
     )
+
+
+def _refuse_nothing(folder: Path) -> None:
+    """One line where there is nothing to read, as in a wrong folder."""
+    hint = "give the folder that `nccluprobe preload --print-env` names (NCCLUPROBE_PRELOAD_DIR)"
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError as error:
+        why = "no such folder" if isinstance(error, FileNotFoundError) else error.strerror
+        raise NccluprobeError(f"{folder}: {why}; {hint}", ExitCode.NO_TRACE) from error
+    if not any(name.endswith(RINGS) for name in names):
+        raise NccluprobeError(
+            f"{folder}: no process has left records there; {hint}", ExitCode.NO_TRACE
+        )
 
 
 def make(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,8 @@ FINDINGS = "findings.jsonl"
 LOG = "analyzer.log"
 PID = "analyzer.pid"
 _LARGEST = 64 << 20
+#: Another analysis writes for milliseconds.
+_PATIENCE_S = 2.0
 
 
 def finding_line(finding: Finding) -> bytes:
@@ -41,8 +45,9 @@ class FindingWriter:
         self.folder = folder
         self._failed = False
         self._marked = False
-        #: What the file says of each finding: an earlier analysis may have written it.
-        self._last: dict[str, tuple[object, ...]] = _read_last(folder / FINDINGS)
+        #: What the file says of each finding: another analysis may have written it.
+        self._last: dict[str, tuple[object, ...]] = {}
+        self._read = 0  # bytes of the file that `_last` knows
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._findings = _append(folder / FINDINGS)
@@ -54,19 +59,37 @@ class FindingWriter:
             ) from error
 
     def write(self, findings: list[Finding]) -> None:
-        """Append findings, whole lines in one write each file."""
-        new = []
-        for f in findings:
-            said = _said(f.to_json())
-            if self._last.get(f.id) != said:
-                self._last[f.id] = said
-                new.append(f)
-        findings = new
+        """Append findings, whole lines in one write each file.
+
+        Several analyses may write to one folder at once: what one has written, no
+        other writes again.
+        """
         if not findings:
             return
-        self._put(self._findings, b"".join(finding_line(f) for f in findings))
-        for f in findings:
+        with _locked(self._findings):
+            self._catch_up()
+            new = [f for f in findings if self._last.get(f.id) != _said(f.to_json())]
+            self._last.update((f.id, _said(f.to_json())) for f in new)
+            self._put(self._findings, b"".join(finding_line(f) for f in new))
+            self._catch_up()
+        for f in new:
             self.log(f"{f.state} {f.severity} {f.hang_type} {f.id} {f.role}")
+
+    def _catch_up(self) -> None:
+        """Read what has been appended since the last time, also by others."""
+        try:
+            size = os.fstat(self._findings).st_size
+            if size == self._read or size - self._read > _LARGEST:
+                return
+            if size < self._read:  # somebody cut it
+                self._read = 0
+                self._last.clear()
+            data = os.pread(self._findings, size - self._read, self._read)
+        except OSError:
+            return
+        end = data.rfind(b"\n") + 1
+        self._read += end
+        self._last.update(_told(data[:end]))
 
     def log(self, text: str) -> None:
         """Append a line to analyzer.log."""
@@ -124,16 +147,10 @@ def _said(line: dict[str, Any]) -> tuple[object, ...]:
     return tuple(line.get(name) for name in names)
 
 
-def _read_last(path: Path) -> dict[str, tuple[object, ...]]:
+def _told(data: bytes) -> dict[str, tuple[object, ...]]:
+    """What lines of findings say; the last one of each finding holds."""
     last: dict[str, tuple[object, ...]] = {}
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            return last
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return last
-    for line in lines:
+    for line in data.splitlines():
         try:
             found = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -143,9 +160,30 @@ def _read_last(path: Path) -> dict[str, tuple[object, ...]]:
     return last
 
 
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    """Alone on a file, for a moment; a file system without locks must do without."""
+    deadline = time.monotonic() + _PATIENCE_S
+    held = False
+    while not held and time.monotonic() < deadline:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:  # not for ever: whoever may write the folder may hold the lock
+            time.sleep(0.01)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        if held:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def _append(path: Path) -> int:
     # Not blocking: a FIFO of that name would hold us for ever.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o640)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -97,3 +97,16 @@ def test_follow_prints_findings_as_they_come(tmp_path: Path) -> None:
     # The traces are old, so their collectors are silent by now: nobody is blamed.
     assert head[8:].startswith("  FINDING  collective_missing_enter"), done.stdout
     assert "collective_missing_enter" in rest  # and the report at the end
+
+
+@pytest.mark.parametrize(("made", "said"), [(False, "no such folder"), (True, "no process has")])
+def test_collect_once_of_a_wrong_folder_says_so(tmp_path: Path, made: bool, said: str) -> None:
+    folder = tmp_path / "rings"
+    if made:
+        folder.mkdir()
+        (folder / "notes.txt").touch()
+    command = ["collect", "--once", str(folder), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(build(command), command)
+    assert done.exit_code == ExitCode.NO_TRACE
+    assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,73 @@
+"""findings.jsonl, written by several analyses at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.report import writer
+from nccluprobe.report.writer import FINDINGS, FindingWriter
+
+
+def finding(n: int, **more: Any) -> Finding:
+    fields: dict[str, Any] = {"severity": "notice", "details": {}}
+    return Finding(
+        ("k", n), "collective_missing_enter", "run", "00000000000000aa", n, 5, **(fields | more)
+    )
+
+
+def ids(folder: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in (folder / FINDINGS).read_text().splitlines()]
+
+
+def test_what_another_has_written_is_not_written_again(tmp_path: Path) -> None:
+    with FindingWriter(tmp_path) as a, FindingWriter(tmp_path) as b:
+        a.write([finding(1)])
+        b.write([finding(1), finding(2)])
+        a.write([finding(2), finding(1)])
+        assert ids(tmp_path) == [finding(1).id, finding(2).id]
+        b.write([finding(1, severity="error")])
+        a.write([finding(1, severity="error")])
+        assert ids(tmp_path)[2:] == [finding(1).id]
+
+
+def test_many_at_once_write_each_finding_once(tmp_path: Path) -> None:
+    start = threading.Barrier(8)
+
+    def run() -> None:
+        with FindingWriter(tmp_path) as mine:
+            start.wait(20)
+            for n in range(20):
+                mine.write([finding(n), finding(n + 1)])
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(ids(tmp_path)) == sorted(finding(n).id for n in range(21))
+
+
+def test_a_file_that_was_cut_is_written_again(tmp_path: Path) -> None:
+    with FindingWriter(tmp_path) as mine:
+        mine.write([finding(1)])
+        (tmp_path / FINDINGS).write_text("")
+        mine.write([finding(1)])
+        assert ids(tmp_path) == [finding(1).id]
+
+
+def test_a_lock_that_is_never_given_back_does_not_hold_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_PATIENCE_S", 0.05)
+    (tmp_path / FINDINGS).touch()
+    with (tmp_path / FINDINGS).open("rb") as other, FindingWriter(tmp_path) as mine:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        mine.write([finding(1)])
+        assert ids(tmp_path) == [finding(1).id]
