@@ -125,6 +125,7 @@ class Device:
                     parts_of_messages(comm, rank, side, size, nodes, most, past)
                 if e.slotted and comm.key not in disputed and rank not in comm.unwatched:
                     parts_of_calls(comm, rank, e, table, nodes, nothing, most, past)
+        self.nodes = list(nodes.values())
         self._streams: dict[Stream, deque[Node]] = {}
         for node in sorted(nodes.values(), key=lambda n: (n.t, n.idx)):
             for stream in node.streams:

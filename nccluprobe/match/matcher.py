@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from nccluprobe.match import (
     absence,
     completion,
+    device_hang,
     exits,
     idle,
     inits,
@@ -112,6 +113,9 @@ class Matcher(State):
         current += sites.settle(waits, contexts, current)
         inits.link(current)
         temper(current)
+        current += device_hang.settle(
+            waits, current, self.comms.values(), self._context, self.p2p.stalls.device
+        )
         self.waits = waits
         self._note_missed(waits)
         self._name(current)

@@ -143,6 +143,56 @@ def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding
     )
 
 
+def hung_finding(
+    comm: Communicator, kept: Sequence[Endpoint], behind: Sequence[Finding], ctx: Context
+) -> Finding:
+    """Members are held up, and no rank that does not come explains all of them: the device.
+
+    ``kept``: these members; ``behind``: findings of ranks that wait because of it.
+    """
+    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
+    api = signature.api if signature else None
+    ranks = [e.comm_rank for e in kept if e.comm_rank is not None]
+    since = max(e.process.last_activity for e in kept)
+    waited = max(0, ctx.now - since)
+    lossy = any(e.lost or e.process.lost for e in comm.members())
+    return Finding(
+        key=("hung", *comm.key),
+        hang_type="collective_all_ranks_stuck",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=comm.last_seq,
+        detected_at=ctx.now,
+        details={
+            "api": api,
+            "expected_nranks": comm.key.nranks,
+            "entered_comm_ranks": [e.comm_rank for e in comm.members()],
+            "missing_comm_ranks": [],
+            "missing_rank_status": [],
+            "waited_s": seconds(waited),
+            "reason": "all_silent_after",
+            "confidence": "reduced" if lossy else "inferred",
+            "trace_event_loss_possible": lossy,
+            "signature": signature.text() if signature else None,
+            "comm_name": comm.name,
+            "instance": comm.key.instance,
+            "unobserved_comm_ranks": len(comm.unobserved()),
+            "summary": (
+                f"Ranks {ranks_text(ranks)} of communicator {comm.label} stand still for "
+                f"{seconds(waited):.1f} s, and no rank that does not come explains all of them: "
+                f"a call that all entered, {api} #{comm.last_seq} or one before, does not end on "
+                f"the device; no single rank stands out."
+            ),
+        },
+        severity="error" if any(f.severity == "error" for f in behind) else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=since,
+        waiters=tuple(e.process.who for e in kept),
+    )
+
+
 def _stall_text(stall: Stall, call: str, ranks: list[int], waited: int, elsewhere: int) -> str:
     comm = stall.comm
     others = f"{elsewhere} other rank{'s wait' if elsewhere > 1 else ' waits'} for them"

@@ -1,0 +1,217 @@
+"""A device that does not go on, told from a rank that does not come.
+
+Two signs exclude that all wait for one rank that stays away.  Another process is
+outside NCCL, silent, and has nothing of its own that lacks anybody: what keeps it
+is not that rank.  Or a host is held inside a call that does not hold it: an
+operation for which all connections were made returns at once, unless the queue of
+its stream is full, and a few operations do not fill one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.device import Device
+from nccluprobe.match.device_ops import Node, Part, Stream
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.hosts import BLOCKING, Host, host_of
+from nccluprobe.match.process import Process
+from nccluprobe.match.status import is_silent
+from nccluprobe.match.stuck import hung_finding
+from nccluprobe.match.tail import IDX, SIG
+from nccluprobe.match.waits import Wait
+
+#: So few operations, and kernels between them, do not fill the queue of a stream.
+_FEW = 4
+#: Findings that blame a rank for not coming, or for not coming back.
+_PLAIN = frozenset(
+    {
+        "collective_missing_enter",
+        "p2p_unmatched",
+        "nccl_missing_exit",
+        "collective_missing_exit",
+    }
+)
+#: What a rank that waits for its device may look like.
+_MAY_WAIT = frozenset(
+    {
+        "rank_alive_but_not_entered",
+        "rank_inside_other_call",
+        "rank_waiting_elsewhere",
+        "probe_event_loss_possible",
+        "partner_gone_past",
+        "call_not_returned",
+    }
+)
+
+
+@dataclass
+class Signs:
+    """Processes of a job that no absence of others explains."""
+
+    #: Silent, and nothing of theirs lacks anybody.
+    idle: dict[Hashable, list[Endpoint]] = field(default_factory=dict)
+    #: Held inside a call by something that was queued before.
+    held: dict[Hashable, list[Endpoint]] = field(default_factory=dict)
+
+
+def settle(
+    waits: Sequence[Wait],
+    findings: list[Finding],
+    comms: Iterable[Communicator],
+    context: Callable[[Communicator], Context],
+    device: Device | None,
+) -> list[Finding]:
+    """Take the blame from ranks that are only held up; the findings of hung calls."""
+    open_ = [f for f in findings if f.state == "open"]
+    if not any(_is_blame(f) or _is_undecided(f) for f in open_):
+        return []
+    jobs: dict[str | None, list[Communicator]] = {}
+    for comm in comms:
+        if not comm.ambiguous and not comm.over:
+            jobs.setdefault(context(comm).job, []).append(comm)
+    made = []
+    for job, theirs in jobs.items():
+        mine = [f for f in open_ if f.job == job]
+        f = _judge(waits, mine, theirs, context, device)
+        made += [] if f is None else [f]
+    return made
+
+
+def _is_plain(f: Finding) -> bool:
+    if f.hang_type not in _PLAIN or f.details.get("reason") not in _MAY_WAIT:
+        return False
+    reasons = {s["reason"] for s in f.details.get("missing_rank_status") or ()}
+    return reasons <= _MAY_WAIT
+
+
+def _is_blame(f: Finding) -> bool:
+    return f.role == "root_cause" and bool(f.culprits) and _is_plain(f)
+
+
+def _is_undecided(f: Finding) -> bool:
+    return f.role == "unknown" and _is_plain(f)
+
+
+def _judge(
+    waits: Sequence[Wait],
+    findings: list[Finding],
+    comms: list[Communicator],
+    context: Callable[[Communicator], Context],
+    device: Device | None,
+) -> Finding | None:
+    causes = [f for f in findings if f.role == "root_cause"]
+    if any(not _is_blame(f) for f in causes):
+        return None  # it is explained
+    plain = [f for f in findings if _is_blame(f) or _is_undecided(f)]
+    if not plain or not any(w.finding is not None and w.absent for w in waits):
+        return None  # nobody waits for anybody
+    ends: dict[Hashable, list[Endpoint]] = {}
+    for comm in comms:
+        for e in comm.endpoints.values():
+            ends.setdefault(e.process.who, []).append(e)
+    blamed = {who for f in causes for who in f.culprits}
+    if any(_is_away(e.process, e) for who in blamed for e in ends.get(who, ())[:1]):
+        return None
+    waiting = {e.process.who for w in waits for e in w.entered}
+    waiting |= {who for f in findings if f.hang_type.startswith("comm_init") for who in f.waiters}
+    signs = _signs(ends, waiting, context(comms[0]), device)
+    idle = set(signs.idle) - blamed
+    # Of a rank that is outside NCCL the others' kernels may have filled their queues.
+    inside = all(ends[who][0].process.inside_now() for who in blamed if who in ends)
+    inside = inside and not blamed & waiting
+    held = set(signs.held) - blamed if inside else set()
+    if not (held or (idle and (blamed or len(idle) > 1))):
+        return None
+    everyone = set(signs.idle) | held
+    wanted = everyone | (blamed if idle else set())
+    comm = _common(wanted, comms)
+    if comm is None:
+        return None
+    kept = [e for e in comm.members() if e.process.who in wanted]
+    f = hung_finding(comm, kept, plain, context(comm))
+    for g in plain:
+        g.role, g.downstream_of = "downstream", f.id
+    return f
+
+
+def _is_away(p: Process, e: Endpoint) -> bool:
+    return p.ended or p.in_phase or host_of(e) is Host.AWAY
+
+
+def _signs(
+    ends: dict[Hashable, list[Endpoint]],
+    waiting: set[Hashable],
+    ctx: Context,
+    device: Device | None,
+) -> Signs:
+    found = Signs()
+    queues = None if device is None else _Queues(device)
+    for who, mine in ends.items():
+        p = mine[0].process
+        if p.several_ranks or _is_away(p, mine[0]):
+            continue
+        if is_silent(p, ctx.now, ctx.options.silent_after):
+            continue
+        quiet = p.through - max(p.last_activity, p.last_call)
+        if quiet < ctx.options.missing_after:
+            continue
+        call = p.inside_now()
+        if call is not None and call.api not in BLOCKING:
+            continue
+        if who not in waiting and not p.lost and not _all_complete(mine):
+            found.idle[who] = mine
+        if call is not None and queues is not None and queues.is_held(who):
+            found.held[who] = mine
+    return found
+
+
+def _all_complete(mine: list[Endpoint]) -> bool:
+    """Whether completion is seen, and its device has done all that it was given."""
+    return all(e.done is not None and e.done >= e.entered for e in mine) and not any(
+        lane for e in mine for lane in e.posted.values()
+    )
+
+
+class _Queues:
+    """What stands in the streams of processes by the run of the device."""
+
+    def __init__(self, device: Device) -> None:
+        self._left: dict[Hashable, Counter[Stream]] = {}
+        self._inside: dict[Hashable, list[Node]] = {}
+        for node in device.nodes:
+            who = node.parts[0].endpoint.process.who
+            if not node.done:
+                self._left.setdefault(who, Counter()).update(node.streams)
+            if node.inside:
+                self._inside.setdefault(who, []).append(node)
+
+    def is_held(self, who: Hashable) -> bool:
+        """Whether a host is inside a call that does not hold it, with room in its streams."""
+        inside = self._inside.get(who, [])
+        left = max(self._left.get(who, Counter()).values(), default=0)
+        return bool(inside) and left <= _FEW and all(_is_warm(p) for n in inside for p in n.parts)
+
+
+def _is_warm(part: Part) -> bool:
+    """Whether all connections that an operation needs were made by one before."""
+    if part.message is not None:
+        return False  # it waits for its peer's host in other ways, too
+    rows = part.endpoint.tail.rows()
+    before = rows[(rows[:, SIG] == part.sig) & (rows[:, IDX] < part.idx)]
+    return len(before) > 0
+
+
+def _common(who: set[Hashable], comms: list[Communicator]) -> Communicator | None:
+    """The smallest communicator that all of these are in, and that was used."""
+    fit = [
+        c
+        for c in comms
+        if c.closed and who <= {e.process.who for e in c.endpoints.values() if e.end is None}
+    ]
+    return min(fit, key=lambda c: (len(c.endpoints), c.key), default=None)

@@ -1,0 +1,89 @@
+"""A device that does not go on is told from a rank that does not come."""
+
+from __future__ import annotations
+
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+AR = "ncclAllReduce"
+
+
+def causes(found: list[Finding]) -> set[tuple[str, tuple[int, ...]]]:
+    return {
+        (f.hang_type, tuple(sorted(d["rank"] for d in f.named)))
+        for f in found
+        if f.role == "root_cause" and f.state == "open"
+    }
+
+
+def pair_of(job: Job, a: int, b: int, hash_: str) -> list[Comm]:
+    return [job.procs[a].comm(hash_, 0, 2), job.procs[b].comm(hash_, 1, 2)]
+
+
+def test_a_rank_that_another_one_waits_for_while_a_third_is_silent_too_is_not_blamed() -> None:
+    job = Job()
+    comms = job.world(3)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    first[0].proc.call(first[0], AR, t)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert causes(found) == {("collective_all_ranks_stuck", ())}
+    (stuck,) = [f for f in found if f.role == "root_cause"]
+    (absence,) = [f for f in found if f.hang_type == "collective_missing_enter"]
+    assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
+    assert stuck.details["confidence"] == "inferred" and stuck.severity == "error"
+    assert stuck.details["expected_nranks"] == 3
+
+
+def test_the_one_rank_that_all_others_wait_for_is_blamed() -> None:
+    job = Job()
+    comms = job.world(3)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    second = pair_of(job, 1, 2, "00000000000000cc")
+    t = steps(second, 3, start=steps(first, 3, start=steps(comms, 5)))
+    first[0].proc.call(first[0], AR, t)
+    second[1].proc.call(second[1], AR, t)
+    cover(job.procs, t + 400)
+    assert causes(analyze_job(job)) == {("collective_missing_enter", (1,))}
+
+
+def test_who_is_away_is_blamed_whatever_others_do() -> None:
+    job = Job()
+    comms = job.world(3)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    first[0].proc.call(first[0], AR, t)
+    cover(job.procs, t + 400)
+    job.procs[1].cover(t, t + 400.1, main="syscall", syscall="read")
+    assert causes(analyze_job(job)) == {("collective_missing_enter", (1,))}
+
+
+def test_hosts_held_in_calls_that_hold_nobody_show_that_the_device_stands() -> None:
+    """Rank 2 does not come back from a call that all made, and the others not from the next."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        (c.proc.enter if r == 2 else c.proc.call)(c, AR, t)
+    for r, c in enumerate(comms):
+        if r != 2:
+            c.proc.enter(c, AR, t + 0.1)
+    cover(job.procs, t + 400)
+    assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
+
+
+def test_hosts_in_a_call_that_may_connect_show_nothing() -> None:
+    """The next call is the first of its size: it may wait for the absent rank's host."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        (c.proc.enter if r == 2 else c.proc.call)(c, AR, t)
+    for r, c in enumerate(comms):
+        if r != 2:
+            c.proc.enter(c, AR, t + 0.1, count=1 << 24)
+    cover(job.procs, t + 400)
+    assert causes(analyze_job(job)) == {("nccl_missing_exit", (2,))}
