@@ -75,6 +75,9 @@ def summary_of(
         notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
     if counts.unknown_kinds:
         notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
+    if fields := sorted(counts.unknown_fields):
+        more = f" and {len(fields) - _LISTED} more" if len(fields) > _LISTED else ""
+        notes.append(f"unknown fields, passed over: {', '.join(fields[:_LISTED])}{more}")
     for why, n in sorted(matcher.not_judged().items()):
         notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
     if looks := len(matcher.standing.looks):

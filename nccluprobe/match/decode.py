@@ -25,11 +25,15 @@ from nccluprobe.match.fastcalls import FastCalls
 from nccluprobe.match.lines import BAD, BadLine, SourceState
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.trace import scanner
-from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS
+from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS, known_fields
 
 Line = dict[str, Any]
 #: Whole lines: in one piece, each with its newline, or one by one without.
 Lines = bytes | Sequence[bytes]
+
+
+_FIELDS = known_fields()
+_MOST_NAMES = 1000
 
 
 @dataclass
@@ -43,6 +47,8 @@ class DecodeCounts:
     #: Calls that were captured into a CUDA graph, whose replays are not seen.
     captured: int = 0
     unknown_kinds: Counter[str] = field(default_factory=Counter)
+    #: "kind.field" -> lines; of calls, not all lines are looked at.
+    unknown_fields: Counter[str] = field(default_factory=Counter)
     unknown_apis: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -92,6 +98,8 @@ class Decoder:
             rows, at = list(compress(rows, is_call)), at[mine]
             self._rare(state, list(zip(others, numbers, strict=True)), items, late)
         calls = fast
+        for row in rows if fast is not _NO_CALLS else rows[:1]:
+            self._unknown(row)
         if rows:
             parts: list[tuple[Calls, m.Int64]] = []
             self._read(state, rows, places[:, at], first_line, parts)
@@ -162,6 +170,13 @@ class Decoder:
         if len(self.counts.examples) < 20:
             self.counts.examples.append(f"{path}:{number}: {why}")
 
+    def _unknown(self, row: Line) -> None:
+        """Count fields that a later version may have added."""
+        kind, seen = row["kind"], self.counts.unknown_fields
+        for name in row.keys() - _FIELDS.get(kind, row.keys()):
+            if len(seen) < _MOST_NAMES:
+                seen[f"{kind}.{name[:64]}"] += 1
+
     # -- rare lines --------------------------------------------------------
 
     def _rare(
@@ -181,6 +196,7 @@ class Decoder:
                 if kind not in KIND_BY_NAME and kind not in RESERVED_KINDS:
                     self.counts.unknown_kinds[kind[:64]] += 1
                 continue
+            self._unknown(row)
             try:
                 made = convert(row, state, self.boots, self.table)
             except BAD as error:

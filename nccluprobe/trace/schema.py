@@ -334,6 +334,15 @@ def fields_of(api: Api, kind: str) -> tuple[Field, ...]:
     return (*KIND_BY_NAME[kind].fields, *numbers_of(api), *found)
 
 
+def known_fields() -> dict[str, frozenset[str]]:
+    """Kind -> every field that a line of it may have, of whatever api."""
+    found = {k.name: {"kind", *(f.name for f in k.fields)} for k in LINE_KINDS}
+    for api in TRACED:
+        for kind in ("call", "enter"):
+            found[kind].update(f.name for f in fields_of(api, kind))
+    return {kind: frozenset(names) for kind, names in found.items()}
+
+
 def _object(kind: str, fields: tuple[Field, ...], **const: str) -> dict[str, Any]:
     return {
         "type": "object",
