@@ -15,15 +15,16 @@ from nccluprobe.match.p2p_queue import IDX, PEER, SEND, SIG, Side
 _PERIODS = 3
 
 
-def break_of(side: Side, size: Callable[[m.Int64], m.Int64]) -> int | None:
+def break_of(side: Side, size: Callable[[m.Int64], m.Int64] | None = None) -> int | None:
     """call_idx of the operation with which an endpoint left its habit.
 
-    -1: it kept to it; None: no habit is known.
+    ``size``: None: whatever the sizes are.  -1: it kept to it; None: no habit is known.
     """
     rows = side.recent()
-    if len(rows) < 2 * _PERIODS:
+    if len(rows) < (2 * _PERIODS if size is not None else _PERIODS + 1):
         return None
-    kinds = np.stack([rows[:, PEER] * 2 + rows[:, SEND], size(rows[:, SIG])], axis=1)
+    lanes = rows[:, PEER] * 2 + rows[:, SEND]
+    kinds = np.stack([lanes, lanes if size is None else size(rows[:, SIG])], axis=1)
     at = first_break(kinds)
     return at if at is None or at < 0 else int(rows[at, IDX])
 

@@ -259,7 +259,7 @@ class Judge:
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
         if self._gone_past(unit, e, until):
             return _Peer(e, "partner_gone_past", quiet, gone=True)
-        if self.heads.shut(unit, e):
+        if (unit.hard is None or p.inside_now() is None) and self.heads.shut(unit, e):
             return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
         inside = p.inside_now() is not None
         reason = "rank_inside_other_call" if inside else absent_reason(p)
@@ -325,8 +325,8 @@ class Judge:
     def _blamed(self, unit: Unit, watched: list[_Peer]) -> tuple[Endpoint, ...] | None:
         """Who is wrong when peers have gone past; None: nobody has, the wait-for graph decides."""
         gone = tuple(p.endpoint for p in watched if p.gone)
-        if any(p.crossed for p in watched) and len(unit.ops) > 1:
-            return ()
+        if any(p.crossed for p in watched):
+            return ()  # left out, or in another order
         if len(unit.ops) != 1 or len(watched) != 1:
             return gone or None
         peer = watched[0]
@@ -338,7 +338,7 @@ class Judge:
             # One of two is wrong: with more ranks, the one that all others wait for.
             if not gone:
                 return None
-            return gone if self.comm.key.nranks > 2 and not peer.crossed else ()
+            return gone if self.comm.key.nranks > 2 else ()
         return (odd,) if gone or odd is unit.endpoint else None
 
     def _finding(

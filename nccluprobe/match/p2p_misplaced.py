@@ -15,6 +15,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p_blame import count_says
 from nccluprobe.match.p2p_habit import break_of
 from nccluprobe.match.p2p_judge import Judge
+from nccluprobe.match.p2p_queue import GROUP, IDX
 from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.process import Actor
 
@@ -39,7 +40,7 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 continue  # what seems misplaced may be all that is left
             if _is_behind(judge, unit, o):
                 continue
-            if not _same_pair(o, waiting) and not _left_habit(judge, unit, o, waiting):
+            if not _same_pair(o, waiting) and not _left_habit(unit, o, waiting):
                 continue
             f = make.misplaced(
                 judge.comm,
@@ -89,13 +90,16 @@ def _same_pair(o: Open, waiting: Unit) -> bool:
     return o.peer is not None and o.peer.process.who == waiting.endpoint.process.who
 
 
-def _left_habit(judge: Judge, unit: Unit, o: Open, waiting: Unit) -> bool:
+def _left_habit(unit: Unit, o: Open, waiting: Unit) -> bool:
     """Whether a rank left its habit with this very operation, and the one that waits did not.
 
     Without that, each of the two may only wait for whom it says.
     """
-    size = judge.pairs.wires.size
-    return break_of(unit.side, size) == o.op.idx and break_of(waiting.side, size) == -1
+    if break_of(unit.side) != o.op.idx or break_of(waiting.side) not in (-1, None):
+        return False
+    rows = unit.side.recent()
+    before = rows[rows[:, IDX] < o.op.idx][-1:, GROUP]
+    return bool(before.any()) == bool(o.op.group)  # else it is another kind of step
 
 
 def _alike(judge: Judge, a: Open, b: Open) -> bool:

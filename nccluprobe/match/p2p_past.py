@@ -51,17 +51,22 @@ class Heads:
             s = edge.pop()
             if id(s.node) in mine:
                 return True
-            for ahead in self._needs(s):
+            for ahead in self._needs(s, unit.endpoint):
                 if id(ahead.node) not in seen:
                     seen.add(id(ahead.node))
                     edge.append(ahead)
         return False
 
-    def _needs(self, s: Stall) -> list[Stall]:
-        """What has to end before an operation at the head of its stream can."""
+    def _needs(self, s: Stall, own: Endpoint) -> list[Stall]:
+        """What has to end before an operation at the head of its stream can.
+
+        Of calls that were not made, those of the waiting rank only: any other may be
+        the one that was left out.
+        """
         found: list[Stall] = []
         for e in s.lack.missing:
-            found += self._before_next(e)
+            if e.actor == own.actor:
+                found += self._before_next(e)
         for e in s.lack.held:
             found += self._inside.get(id(e), [])
         for node in s.lack.behind:
