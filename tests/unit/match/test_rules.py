@@ -130,3 +130,32 @@ def test_a_second_trace_of_a_rank_is_not_one_that_could_not_be_compared(known: b
     run.scan()
     said = run.analysis.matcher.not_judged()
     assert said == ({} if known else {"its rank in it is not known": 1})
+
+
+def test_a_phase_that_is_over_holds_no_initialisation_back() -> None:
+    job = Job()
+    steps(job.world(3), 3)
+    for p in job.procs[:2]:
+        p.enter(None, "ncclCommInitRank", 5.0, uid_hash="00000000000000ee", nranks=3, rank=p.rank)
+    job.procs[2].phase(4.0, "compile")
+    job.procs[2].phase(4.5, None)
+    cover(job.procs, 400)
+    assert [f.hang_type for f in analyze_job(job)] == ["comm_init_missing_enter"]
+
+
+def test_who_is_in_a_phase_is_not_pointed_at_beside_one_that_waits_elsewhere() -> None:
+    """Rank 1 waits for a rank that is not observed: nobody is a cause that is known."""
+    job = Job()
+    comms = job.world(4)
+    silent = job.proc(4)
+    pair = [comms[1].proc.comm("00000000000000bb", 0, 2), silent.comm("00000000000000bb", 1, 2)]
+    t = steps(pair, 5, start=steps(comms, 5))
+    pair[0].proc.call(pair[0], AR, t)
+    for c in comms[2:]:
+        c.proc.call(c, AR, t)
+    comms[0].proc.phase(t, "checkpoint")
+    silent.cover(0.5, t + 1)
+    cover([c.proc for c in comms], 400)
+    (f,) = (f for f in analyze_job(job) if f.comm_uid_hash == "00000000000000aa")
+    assert f.details["missing_comm_ranks"] == [0, 1]
+    assert [c["rank"] for c in f.named] == [1]
