@@ -1,0 +1,169 @@
+"""Lost records: holes at known places, what has none, and what follows for who did not come."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.analysis import Run, analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.losses import Holes
+from nccluprobe.match.status import unseen
+
+AR = "ncclAllReduce"
+
+
+def column(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_holes_are_found_in_any_order_and_filled() -> None:
+    holes = Holes()
+    holes.take(column(0, 1, 2), column(10, 11, 12))
+    assert (holes.top, holes.gaps) == (2, [])
+    holes.take(column(6, 4), column(16, 14))
+    holes.settle()
+    assert holes.gaps == [(3, 3, 14), (5, 5, 16)]
+    assert (holes.known(16), holes.known(17), holes.after(3)) == (1, 2, 1)
+    holes.take(column(5), column(15))
+    holes.settle()
+    assert holes.gaps == [(3, 3, 14)]
+
+
+def test_a_long_hole_is_filled_in_its_middle() -> None:
+    holes = Holes()
+    holes.take(column(9), column(90))
+    holes.settle()
+    holes.take(column(4, 5), column(40, 50))
+    holes.settle()
+    assert holes.gaps == [(0, 3, 90), (6, 8, 90)]
+    assert (holes.known(91), holes.after(6)) == (7, 2)
+
+
+def hang(lost: int, hole: bool, last: bool) -> tuple[Job, list[Comm], float]:
+    """Three ranks, of which rank 2 makes one call less, and has lost ``lost`` records."""
+    job = Job()
+    comms = job.world(3)
+    for i in range(10):
+        for c in comms:
+            drop = c is comms[2] and ((hole and i == 4) or (last and i == 9))
+            c.proc.call(c, AR, 1 + i * 0.1, lost=drop)
+    for c in comms[:2]:
+        c.proc.call(c, AR, 2.5)
+    for c in comms:
+        c.proc.cover(0.5, 400, lost_kernel=lost if c is comms[2] else 0)
+    return job, comms, 2.5
+
+
+def test_who_has_lost_only_calls_at_known_places_has_not_come_for_sure() -> None:
+    job, _, _ = hang(lost=1, hole=True, last=False)
+    (f,) = analyze_job(job)
+    assert f.details["reason"] == "rank_alive_but_not_entered"
+    assert (f.role, f.severity, f.details["missing_comm_ranks"]) == ("root_cause", "error", [2])
+
+
+def test_losses_are_told_from_holes() -> None:
+    job, comms, _ = hang(lost=3, hole=True, last=False)
+    comms[2].proc.lines.sort(key=lambda x: x[0])
+    run = Run(job)
+    run.all()
+    run.scan()
+    e = run.analysis.matcher.endpoints[2, 0]
+    assert e.process.losses.without_place(e.process.lost, e.process.through) == 2
+    # All were counted before its last call: none can be missing after it.
+    assert unseen(e) == 0
+
+
+def test_starts_and_ends_of_groups_are_accounted_for() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = steps(comms, 3)
+    for c in comms:
+        p = c.proc
+        p.call(None, "ncclGroupStart", t, group=7, lost=c is comms[1])
+        p.call(c, AR, t + 0.01, group=7, gpos=0)
+        p.call(None, "ncclGroupEnd", t + 0.02, group=7, gpos=1, lost=c is comms[1])
+        p.call(c, AR, t + 0.1)
+    comms[0].proc.call(comms[0], AR, t + 1)
+    comms[0].proc.cover(0.5, t + 400)
+    comms[1].proc.cover(0.5, t + 0.5)
+    comms[1].proc.cover(t + 2, t + 400, lost_kernel=2)
+    (f,) = analyze_job(job)
+    assert (f.details["reason"], f.role) == ("rank_alive_but_not_entered", "root_cause")
+
+
+def test_a_lost_record_without_a_place_may_be_the_call() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms[:2]:
+        c.proc.call(c, AR, t)
+    for c in comms[:2]:
+        c.proc.cover(0.5, t + 400)
+    comms[2].proc.cover(0.5, t - 1)
+    comms[2].proc.cover(t + 1, t + 400, lost_kernel=1)
+    (f,) = analyze_job(job)
+    assert (f.details["reason"], f.severity) == ("probe_event_loss_possible", "notice")
+
+
+def test_one_lost_record_cannot_be_two_calls() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms[:2]:
+        c.proc.call(c, AR, t)
+        c.proc.call(c, AR, t + 0.1)
+        c.proc.cover(0.5, t + 400)
+    comms[2].proc.cover(0.5, t - 1)
+    comms[2].proc.cover(t + 1, t + 400, lost_kernel=1)
+    (f,) = analyze_job(job)
+    assert (f.details["reason"], f.severity) == ("rank_alive_but_not_entered", "error")
+
+
+def test_who_may_have_come_is_not_blamed_beside_who_has_not() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for c in comms[:2]:
+        c.proc.call(c, AR, t)
+    for c in comms[:3]:
+        c.proc.cover(0.5, t + 400)
+    comms[3].proc.cover(0.5, t - 1)
+    comms[3].proc.cover(t + 1, t + 400, lost_kernel=1)
+    (f,) = analyze_job(job)
+    assert [c["rank"] for c in f.named] == [2]
+    assert (f.role, f.severity) == ("root_cause", "error")
+
+
+def test_a_hole_that_others_wait_for_is_the_call() -> None:
+    """Rank 1's call on the first communicator is lost; a call on it after that shows the hole."""
+    job = Job()
+    comms = job.world(3)
+    pair = [c.proc.comm("00000000000000bb", i, 2, 0.0) for i, c in enumerate(comms[1:])]
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.call(c, AR, t, lost=c is comms[1])
+    comms[1].proc.call(comms[1], "ncclSend", t + 0.1, peer=0)
+    comms[0].proc.call(comms[0], "ncclRecv", t + 0.1, peer=1)
+    comms[1].proc.call(pair[0], AR, t + 0.2)
+    for c in comms[:2]:
+        c.proc.call(c, AR, t + 1)
+    for c in comms:
+        c.proc.cover(0.5, t + 400, lost_kernel=int(c is comms[1]))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [c["rank"] for f in found for c in f.named] == [2]
+
+
+def test_a_call_that_others_have_gone_past_is_one_too_many() -> None:
+    """Rank 0 alone makes a call, and rank 1 waits for it in what comes behind it on its stream."""
+    job = Job()
+    comms = job.world(4)
+    pair = [c.proc.comm("00000000000000bb", i, 2, 0.0) for i, c in enumerate(comms[:2])]
+    t = steps(comms, 5)
+    comms[0].proc.call(comms[0], AR, t)
+    for c in pair:
+        c.proc.call(c, AR, t + 0.1)
+    cover(job.procs, t + 400, main="syscall", syscall="poll")
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [(f.hang_type, [c["rank"] for c in f.named]) for f in found] == [
+        ("skipped_or_extra_call", [0])
+    ]
