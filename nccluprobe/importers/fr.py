@@ -96,9 +96,12 @@ class FlightRecorder:
         calls: dict[int, Calls] = {}
         for rank, member in sorted(self.job.members.items()):
             if member.dump is not None:
-                calls[rank] = self._read(rank, member.dump)
+                calls[rank] = Calls(member.dump, self.table)
+        late = self._cut(calls)
+        for rank, c in calls.items():
+            self._read(rank, c, rank in late)
         for rank, member in self.job.members.items():
-            self._place(rank, member)
+            self._place(rank, member, rank in late)
         self._suspect()
         frontier = self._frontiers()
         through = self.through()
@@ -107,8 +110,23 @@ class FlightRecorder:
 
     # -- reading -----------------------------------------------------------
 
-    def _read(self, rank: int, dump: Dump) -> Calls:
-        calls = Calls(dump, self.table)
+    def _cut(self, calls: dict[int, Calls]) -> set[int]:
+        """Bring all dumps to one moment: when the first call timed out, and dumps were made.
+
+        A rank that comes after that dumps last, and shows what the others could not.
+        Returns the ranks of which something was cut.
+        """
+        oldest = [t for c in calls.values() if (t := c.oldest_open) is not None]
+        if not oldest:
+            return set()
+        end = min(oldest) + self.waited
+        late = {rank for rank, c in calls.items() if c.cut(end)}
+        if late:
+            self.newest = max(int(c.dump.created[c.kept].max(initial=0)) for c in calls.values())
+        return late
+
+    def _read(self, rank: int, calls: Calls, was_cut: bool) -> None:
+        dump = calls.dump
         self.calls += len(dump)
         for g, (name, desc) in enumerate(dump.groups_seen):
             known = group_of(dump, name, desc)
@@ -118,7 +136,7 @@ class FlightRecorder:
             self.job.desc.setdefault(group.key, desc)
             has_p2p = calls.has_p2p(g)
             group.has_p2p |= has_p2p
-            status = dump.status.get(dump.pg_ids[g])
+            status = None if was_cut else dump.status.get(dump.pg_ids[g])
             part = group.parts[rank] = _Part(known.ranks.index(rank), 0)
             part.collectives = calls.collectives(g, None if has_p2p else status)
             part.transfers = calls.transfers(g, len(known.ranks), status) if has_p2p else None
@@ -127,7 +145,6 @@ class FlightRecorder:
                 # A send says after which collective it was queued.
                 part.position = newest + 1
             group.newest = max(group.newest, newest)
-        return calls
 
     def _group(self, key: GroupKey) -> _Group:
         found = self._groups.get(key)
@@ -135,9 +152,9 @@ class FlightRecorder:
             found = self._groups[key] = _Group(key)
         return found
 
-    def _place(self, rank: int, member: Member) -> None:
+    def _place(self, rank: int, member: Member, was_cut: bool) -> None:
         """Where a rank stands in groups of which its dump shows nothing."""
-        status = {} if member.dump is None else _status_by_name(member.dump)
+        status = {} if member.dump is None or was_cut else _status_by_name(member.dump)
         for group in self._groups.values():
             name, ranks = group.key
             if rank not in ranks or rank in group.parts:
@@ -226,7 +243,7 @@ class FlightRecorder:
             yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
         if dump is not None or rank in self.suspects:
             if dump is not None and dump.whole:
-                times = np.sort(dump.created)
+                times = np.sort(dump.created[dump.created <= self.newest])
                 yield m.Activity(source, times, times)
             yield m.Coverage(
                 source=source,

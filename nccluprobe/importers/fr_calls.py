@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nccluprobe.importers.fr_dump import COMPLETED, Dump
+from nccluprobe.importers.fr_dump import COMPLETED, SCHEDULED, Dump
 from nccluprobe.importers.fr_names import COALESCED, Operation, datatype, operation
 from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.match.signature import SignatureTable
@@ -63,6 +63,7 @@ class Calls:
         self._sigs: dict[tuple[int, int, int, int, int], int] = {}
         self.state = dump.state.copy()
         self.kept = np.ones(len(dump), np.bool_)
+        self._end = int(dump.created.max(initial=0))
         self._in_coalesced = np.zeros(len(dump), np.bool_)
         self._rows: dict[int, Int64] = {}
         if len(dump):
@@ -76,6 +77,20 @@ class Calls:
             left = self._end_groups(rows)
             if len(left) and not (self.state[rows] == COMPLETED).any():
                 self._without_end(group, rows, left)
+
+    @property
+    def oldest_open(self) -> int | None:
+        """When the oldest call that is not complete was made, unix ns."""
+        open_ = self.dump.created[self.kept & (self.state != COMPLETED)]
+        return int(open_.min()) if len(open_) else None
+
+    def cut(self, t: int) -> bool:
+        """Forget what was made later than ``t``, and ends that were noticed later; if any."""
+        self._end = t
+        late, ended = self.dump.created > t, self.dump.ended > t
+        self.kept &= ~late
+        self.state[ended] = SCHEDULED
+        return bool(late.any() or ended.any())
 
     def has_p2p(self, group: int) -> bool:
         """Whether the group (index in groups_seen) shows sends or receives."""
@@ -192,7 +207,11 @@ class Calls:
 
     def entered(self, group: int) -> int:
         """Number of the newest collective that any entry of a group speaks of."""
-        return int(self.dump.seq[self._rows[group]].max())
+        d, rows = self.dump, self._rows[group]
+        made = rows[d.created[rows] <= self._end]
+        if len(made):
+            return int(d.seq[made].max())
+        return int(d.seq[rows[0]]) - (not d.is_p2p[rows[0]])  # what was cut begins with the next
 
     # -- signatures --------------------------------------------------------
 

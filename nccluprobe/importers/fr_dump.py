@@ -74,6 +74,8 @@ class Dump:
     outputs: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     state: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     created: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    #: When its end was noticed; 0: not so far.
+    ended: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     newest: int = 0
     #: Shortest timeout of what is not complete; 0: none.
     timeout_ms: int = 0
@@ -314,6 +316,7 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.outputs = _int64([elements.of(s) for s in out_sizes])
     dump.state = np.array([_STATES.get(s, SCHEDULED) for s in state], np.int32)
     dump.created = _int64([t or 0 for t in created])
+    dump.ended = _int64([t or 0 for t in completed])
     dump.newest = max(int(dump.created.max()), *(_checked(t) for t in {*completed} - {None}), 0)
     limits = {t for t, s in zip(timeout, dump.state.tolist(), strict=True) if s != COMPLETED}
     dump.timeout_ms = min((_checked(t) for t in limits - {None, 0}), default=0)

@@ -145,9 +145,12 @@ def judge(
     for comm in comms:
         members = _seen(comm)
         done = _furthest(members)
-        for e in members:
+        short = [e for e in members if (e.done or 0) < min(done, e.entered)]
+        if 2 * len(short) > len(members) > 2 and len({e.done for e in short}) == 1:
+            continue  # level, and more: it is the others that stand out, seen later or aborted
+        for e in short:
             own = e.done
-            if own is None or own >= min(done, e.entered) or e.oldest is None:
+            if own is None or e.oldest is None:
                 continue
             ctx = context(comm)
             # Of all that others have completed, what they could not complete without it.
