@@ -26,6 +26,13 @@ def waiting_notes(matcher: Matcher) -> list[str]:
             ranks_text(sorted(e.comm_rank for e in x if e.comm_rank is not None))
             for x in (w.entered, w.absent)
         )
+        if set(w.absent) & set(w.entered):  # a call that all have made
+            found.append(
+                f"not complete for {waited:.0f} s, no finding: {w.label}, of communicator "
+                f"{w.comm.label}; it waits for rank{'s' * (len(w.absent) > 1)} {away}, held up in "
+                "an earlier call"
+            )
+            continue
         found.append(
             f"waiting for {waited:.0f} s, no finding: rank{'s' * (len(w.entered) > 1)} {here} of "
             f"communicator {w.comm.label} in {w.label}; not there: {away}"

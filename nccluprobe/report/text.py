@@ -39,13 +39,19 @@ class _Paint:
 
 def _who(status: dict[str, Any]) -> str:
     """One rank: its names and where it runs."""
+    more = []
     text = f"rank {status['comm_rank']}"
-    rank = status.get("global_rank")
-    if rank is not None and rank != status["comm_rank"]:
-        text += f" (global rank {rank})"
+    if _is_other(status):
+        text = f"rank {status['global_rank']} of the job"
+        more.append(f"rank {status['comm_rank']} of the communicator")
     if status.get("pid") is not None:
-        text += f" (pid {status['pid']} on {escape(status.get('host'))})"
-    return text
+        more.append(f"pid {status['pid']} on {escape(status.get('host'))}")
+    return text + (f" ({', '.join(more)})" if more else "")
+
+
+def _is_other(status: dict[str, Any]) -> bool:
+    """Whether its rank in the job is another number than that in the communicator."""
+    return status.get("global_rank") not in (None, status["comm_rank"])
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -84,9 +90,11 @@ def sentence(f: Finding) -> str:
             they = "it waits" if len(ranks) == 1 else "they wait"
             also = f"; {_ranks(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
+        # Of the communicator, where the sentence has begun with a rank of the job.
+        its = "its " if any(map(_is_other, statuses)) else ""
         who = who if undecided else f"{who[:1].upper()}{who[1:]}"
         return undecided + (
-            f"{who} did not enter {call}: {_ranks(entered)} {verb} in it "
+            f"{who} did not enter {call}: {its}{_ranks(entered)} {verb} in it "
             f"for {ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")

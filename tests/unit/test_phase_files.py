@@ -84,6 +84,9 @@ def test_explain_takes_what_analyze_took(tmp_path: Path) -> None:
     comms[1].proc.call(comms[1], "ncclBroadcast", end, root=0)
     cover(job.procs, end + 400)
     job.write(tmp_path)
+    told = " ".join(analyze(tmp_path)[1].split())
+    assert "rank 5 of the job (rank 0 of the communicator, pid 1005 on node0) did not enter" in told
+    assert "its rank 1 waits in it" in told
     code, text = command("explain", tmp_path, "f", "--run-id", "run")
     assert code == ExitCode.OK
     assert "rank 0: global rank 5, pid 1005" in text and "rank 5: rank 5" not in text
