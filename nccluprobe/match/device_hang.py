@@ -21,7 +21,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import BLOCKING, Host, host_of
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import is_silent
+from nccluprobe.match.status import is_silent, unseen
 from nccluprobe.match.stuck import hung_finding
 from nccluprobe.match.tail import IDX, SIG
 from nccluprobe.match.waits import Wait
@@ -115,10 +115,10 @@ def _judge(
     for comm in comms:
         for e in comm.endpoints.values():
             ends.setdefault(e.process.who, []).append(e)
-    blamed = {who for f in causes for who in f.culprits}
+    blamed: set[Hashable] = {who for f in causes for who in f.culprits}
     if any(_is_away(e.process, e) for who in blamed for e in ends.get(who, ())[:1]):
         return None
-    waiting = {e.process.who for w in waits for e in w.entered}
+    waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered}
     waiting |= {who for f in findings if f.hang_type.startswith("comm_init") for who in f.waiters}
     signs = _signs(ends, waiting, context(comms[0]), device)
     idle = set(signs.idle) - blamed
@@ -130,11 +130,11 @@ def _judge(
         return None
     everyone = set(signs.idle) | held
     wanted = everyone | (blamed if idle else set())
-    comm = _common(wanted, comms)
-    if comm is None:
+    hung = _common(wanted, comms)
+    if hung is None:
         return None
-    kept = [e for e in comm.members() if e.process.who in wanted]
-    f = hung_finding(comm, kept, plain, context(comm))
+    kept = [e for e in hung.members() if e.process.who in wanted]
+    f = hung_finding(hung, kept, plain, context(hung))
     for g in plain:
         g.role, g.downstream_of = "downstream", f.id
     return f
@@ -178,6 +178,14 @@ def _all_complete(mine: list[Endpoint]) -> bool:
     )
 
 
+def _may_wait_unseen(mine: list[Endpoint]) -> bool:
+    """Whether a process may have made a call, unseen, that lacks somebody."""
+    p = mine[0].process
+    return bool(p.lost) and (
+        p.losses.without_place(p.lost, p.through) > 0 or any(map(unseen, mine))
+    )
+
+
 class _Queues:
     """What stands in the streams of processes by the run of the device."""
 
@@ -201,7 +209,7 @@ class _Queues:
 def _is_warm(part: Part) -> bool:
     """Whether all connections that an operation needs were made by one before."""
     if part.message is not None:
-        return False  # it waits for its peer's host in other ways, too
+        return part.message[2] > 0
     rows = part.endpoint.tail.rows()
     before = rows[(rows[:, SIG] == part.sig) & (rows[:, IDX] < part.idx)]
     return len(before) > 0
