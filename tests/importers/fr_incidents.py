@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from importers.fr_jobs import Megatron, Sharded
-from importers.fr_sim import NEVER, Entry, Fault, Group, Host, Sim
+from importers.fr_parts import NEVER, Entry, Fault, Group
+from importers.fr_sim import Host, Sim
 
 T0 = 1_758_610_000.0
 _POLL = 0.1  # how often PyTorch's watchdog looks

@@ -7,7 +7,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from importers.fr_sim import Group, Host, Sim, Transfer
+from importers.fr_parts import Group, Transfer
+from importers.fr_sim import Host, Sim
 
 Steps = Generator[Any, None, None]
 
