@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.analysis import Run, analyze_job, cover, steps
-from support.tracegen import Job
+from support.tracegen import Host, Job
 
 AR = "ncclAllReduce"
 
@@ -159,3 +159,26 @@ def test_who_is_in_a_phase_is_not_pointed_at_beside_one_that_waits_elsewhere() -
     (f,) = (f for f in analyze_job(job) if f.comm_uid_hash == "00000000000000aa")
     assert f.details["missing_comm_ranks"] == [0, 1]
     assert [c["rank"] for c in f.named] == [1]
+
+
+@pytest.mark.parametrize("error_s", [0, 30])
+def test_a_collector_is_silent_only_beyond_the_error_of_its_clock(error_s: int) -> None:
+    job = Job()
+    host = Host("node1", err=error_s * 1_000_000_000)
+    comms = job.world(3)
+    far = job.proc(3, host)
+    comms = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(comms)]
+    comms.append(far.comm("00000000000000bb", 3, 4))
+    t = steps(comms, 5)
+    for c in comms[:3]:
+        c.proc.call(c, AR, t)
+    cover([c.proc for c in comms[:3]], 400)
+    far.cover(0.5, 380)
+    (f,) = analyze_job(job)
+    assert f.details["reason"] == ("rank_alive_but_not_entered" if error_s else "rank_not_observed")
+
+
+def test_a_trace_that_says_nothing_of_its_process_is_known_by_its_name() -> None:
+    run = Run(Job())
+    run.analysis.open([(0, "rank_7_pid_9")])
+    assert run.analysis.matcher.processes[0].place() == "rank_7_pid_9"
