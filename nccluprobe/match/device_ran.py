@@ -324,8 +324,11 @@ def _run(p: _Parts, ends: _Ends, blocked: Bools) -> Bools:
     t, idx = p.t[first].copy(), p.idx[first]
     barred = np.zeros(len(first), np.bool_)
     barred[node[p.barred]] = True
-    for i in np.flatnonzero(p.group[first]).tolist():
-        end = ends.endpoints[int(p.end[first[i]])].process.groups.get(int(p.group[first[i]]))
+    at = np.flatnonzero(p.group[first])
+    ends_of = [e.process.groups for e in ends.endpoints]
+    columns = (at, p.end[first[at]], p.group[first[at]])
+    for i, owner, number in zip(*(x.tolist() for x in columns), strict=True):
+        end = ends_of[owner].get(number)
         if end is not None:
             t[i] = end.t
             barred[i] |= end.open

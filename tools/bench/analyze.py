@@ -6,7 +6,8 @@ Parts: ``files`` (lines per second from trace files to findings), ``rows``
 (decoded batches per second), ``large`` (1,024 ranks), ``peer`` (PyTorch's flight
 recorder analyzer on the same incident), ``live`` (4,096 ranks that write while
 they are watched), ``scan`` (one scan of 4,096 ranks), ``memory`` (10,000,000
-calls).  Each part runs in a process of its own, so that its memory is its own.
+calls), ``counts`` (no count comes again).  Each part runs in a process of its own,
+so that its memory is its own.
 
 Rates are of CPU time of the one analyzing thread: what else runs on the machine
 does not count, but slows it down all the same.  As a yardstick that travels,
@@ -38,6 +39,7 @@ import _traffic  # noqa: E402
 import numpy as np  # noqa: E402
 import orjson  # noqa: E402
 
+from nccluprobe import resources  # noqa: E402
 from nccluprobe.cli.judging import Session  # noqa: E402
 from nccluprobe.importers.files import find  # noqa: E402
 from nccluprobe.match import model as m  # noqa: E402
@@ -45,6 +47,7 @@ from nccluprobe.match.matcher import Matcher  # noqa: E402
 from nccluprobe.match.options import Options  # noqa: E402
 from nccluprobe.match.pipeline import Analysis  # noqa: E402
 from nccluprobe.match.signature import Signature  # noqa: E402
+from nccluprobe.trace import scanner  # noqa: E402
 
 Result = dict[str, Any]
 MEGA = 1 << 20
@@ -183,7 +186,7 @@ def large(work: Path, args: argparse.Namespace) -> list[Result]:
 
 def scan(work: Path, args: argparse.Namespace) -> list[Result]:
     """A scan in the midst of a healthy job, with all that came since the last one."""
-    analysis, ranks = Analysis(), [_traffic.Rank(r, 4096) for r in range(4096)]
+    analysis, ranks = Analysis(None, scanner.load()), [_traffic.Rank(r, 4096) for r in range(4096)]
     analysis.open((k.rank, f"rank {k.rank}") for k in ranks)
     for k in ranks:
         analysis.feed(k.rank, "x", 1, k.head(), False)
@@ -209,7 +212,7 @@ def scan(work: Path, args: argparse.Namespace) -> list[Result]:
 def memory(work: Path, args: argparse.Namespace) -> list[Result]:
     """Memory while a healthy job runs on, from a tenth of it to its end."""
     ranks = [_traffic.Rank(r, 64) for r in range(64)]
-    analysis = Analysis()
+    analysis = Analysis(None, scanner.load())
     analysis.open((k.rank, f"rank {k.rank}") for k in ranks)
     for k in ranks:
         analysis.feed(k.rank, "x", 1, k.head(), False)
@@ -229,6 +232,38 @@ def memory(work: Path, args: argparse.Namespace) -> list[Result]:
             "value": _rss_mb() - early,
             "target": -8.0,
             "note": f"{early:.0f} MB after a tenth, {_rss_mb():.0f} MB at the end",
+        }
+    ]
+
+
+def counts(work: Path, args: argparse.Namespace) -> list[Result]:
+    """Memory of a job whose counts never come again."""
+    ranks = [_traffic.Rank(r, 8, pure=True) for r in range(8)]
+    analysis = Analysis(None, scanner.load())
+    for k in ranks:
+        analysis.feed(k.rank, "x", 1, k.head(), False)
+    t, early, block, blocks = _traffic.MONO + _traffic.S, 0.0, 1000, args.counts // 1000
+    for i in range(blocks):
+        for k in ranks:
+            sizes = range(1 + i * block, 1 + (i + 1) * block)
+            lines = [
+                k.collective(b"ncclAllReduce", t + at * k.gap, _traffic.WORLD, size)
+                for at, size in enumerate(sizes)
+            ]
+            end = t + block * k.gap
+            analysis.feed(k.rank, "x", 4, b"".join(lines) + k.coverage(end), True)
+        t = end
+        if i == blocks // 5:
+            early = _rss_mb()
+    if analysis.scan(None):
+        raise SystemExit("findings in a healthy job")
+    return [
+        {
+            "what": f"growth of memory over {args.counts:,} different counts, from a fifth on, MB",
+            "value": _rss_mb() - early,
+            "target": -16.0,
+            "note": f"{early:.0f} MB after a fifth, {_rss_mb():.0f} MB at the end, "
+            f"{len(analysis.table):,} signatures held",
         }
     ]
 
@@ -325,7 +360,7 @@ def live(work: Path, args: argparse.Namespace) -> list[Result]:
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Result]]] = {
-    f.__name__: f for f in (files, rows, large, scan, peer, live, memory)
+    f.__name__: f for f in (files, rows, large, scan, peer, live, memory, counts)
 }
 
 
@@ -351,6 +386,7 @@ def main() -> None:
     parser.add_argument("--peer", help="a wheel of torch (default: pip gets one)")
     parser.add_argument("--ranks", type=int, default=128, help="of the part files")
     parser.add_argument("--calls", type=int, default=10_000_000, help="of the part memory")
+    parser.add_argument("--counts", type=int, default=1_000_000, help="of the part counts")
     parser.add_argument("--live-ranks", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=20.0, help="of healthy live traffic")
     parser.add_argument("--dir", help="where traces are written (default: the temporary folder)")
@@ -360,6 +396,7 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}")
     if len(parts) == 1:
+        resources.native_dir(build=True)
         with tempfile.TemporaryDirectory(dir=args.dir) as work:
             results = PARTS[parts[0]](Path(work), args)
     else:
