@@ -126,7 +126,9 @@ def _judge(
     inside = all(ends[who][0].process.inside_now() for who in blamed if who in ends)
     inside = inside and not blamed & waiting
     held = set(signs.held) - blamed if inside else set()
-    if not (held or (idle and (blamed or len(idle) > 1))):
+    # One that is inside a call that all made, and that nobody blames, is held by its device.
+    alone = any(ends[who][0].process.inside_now() for who in idle)
+    if not (held or (idle and (blamed or alone or len(idle) > 1))):
         return None
     everyone = set(signs.idle) | held
     wanted = everyone | (blamed if idle else set())
