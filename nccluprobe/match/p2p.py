@@ -179,11 +179,13 @@ class P2P:
     def awaited(self, comm: Communicator, e: Endpoint) -> dict[Lane, int]:
         """How many sends and receives of an endpoint its peers have made the other half of."""
         found: dict[Lane, int] = {}
-        mine = self.sides.get((e.info.source, e.info.id))
+        mine, rank = self.sides.get((e.info.source, e.info.id)), e.comm_rank
         for peer, x in comm.endpoints.items():
             side = self.sides.get((x.info.source, x.info.id))
-            for send in (False, True) if side is not None and e.comm_rank is not None else ():
-                theirs = side.queues.get((not send, e.comm_rank)) if side else None
+            if side is None or rank is None:
+                continue
+            for send in (False, True):
+                theirs = side.queues.get((not send, rank))
                 own = None if mine is None else mine.queues.get((send, peer))
                 n = (0 if theirs is None else theirs.end) - (0 if own is None else own.end)
                 if n > 0:

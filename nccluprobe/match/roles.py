@@ -18,6 +18,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph
+from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
 from nccluprobe.match.stuck import stall_finding
 from nccluprobe.match.waits import Wait
@@ -229,9 +230,17 @@ class _Roles:
                 f.role = "root_cause"
         if f.role == "root_cause":
             f.culprits = tuple(who for who in f.culprits if who in wanted)
+            if any(self._chosen(w, e) for e in named) and f.details["confidence"] == "observed":
+                f.details["confidence"] = "inferred"
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+
+    def _chosen(self, w: Wait, e: Endpoint) -> bool:
+        """Whether a cause waits itself for those who wait for it, as far as can be seen."""
+        if self.graph.left(w, e) or self.graph.passed(w, e) or host_of(e) is Host.AWAY:
+            return False
+        return bool(self.graph.waits_of(e.actor))
 
     def name_unsure(self) -> None:
         """Of ranks that may have come, as events of theirs were lost: the only one there is.
