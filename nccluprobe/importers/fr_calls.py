@@ -102,11 +102,12 @@ class Calls:
         Returns the calls that no such entry follows.
         """
         d = self.dump
+        numbers: list[int] = rows.tolist()
         if not self._coalesced:
-            return rows.tolist()
+            return numbers
         open_: list[int] = []
         left: list[int] = []
-        for i in rows.tolist():
+        for i in numbers:
             if int(d.name[i]) not in self._coalesced:
                 open_.append(i)
                 continue
