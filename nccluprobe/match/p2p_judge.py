@@ -20,6 +20,7 @@ from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_past import Heads
 from nccluprobe.match.p2p_queue import SIG, Side
+from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
@@ -324,15 +325,15 @@ class Judge:
 
     def _blamed(self, unit: Unit, watched: list[_Peer]) -> tuple[Endpoint, ...] | None:
         """Who is wrong when peers have gone past; None: nobody has, the wait-for graph decides."""
-        gone = tuple(p.endpoint for p in watched if p.gone)
+        gone, op = tuple(p.endpoint for p in watched if p.gone), unit.ops[0].op
         if any(p.crossed for p in watched):
-            return ()  # left out, or in another order
+            args = (self.comm, self.sides, unit.side, watched[0].endpoint, op)
+            return gone if len(unit.ops) == 1 and shape_says(*args) == SKIPPED else ()
         if len(unit.ops) != 1 or len(watched) != 1:
             return gone or None
         peer = watched[0]
         if not gone and peer.endpoint.end is None and peer.reason != "rank_exited":
             return None
-        op = unit.ops[0].op
         odd = odd_of(self.comm, self.sides, self.pairs, unit.side, peer.endpoint, op)
         if odd is None:
             # One of two is wrong: with more ranks, the one that all others wait for.
