@@ -158,6 +158,8 @@ def _signs(
         p = mine[0].process
         if p.several_ranks or _is_away(p, mine[0]):
             continue
+        if any(e.base != "exact" for e in mine):
+            continue  # attached late: it may lack somebody at a place that is not known
         if is_silent(p, ctx.now, ctx.options.silent_after):
             continue
         quiet = p.through - max(p.last_activity, p.last_call)
