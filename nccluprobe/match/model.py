@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nccluprobe.match.keys import EndpointKey as EndpointKey
+from nccluprobe.match.keys import ProcessKey as ProcessKey
 from nccluprobe.match.phases import Phase as Phase
 from nccluprobe.nccl.enums import IN_PROGRESS, SUCCESS
 
@@ -40,23 +42,6 @@ MAX_NRANKS = 1 << 20
 def not_run(rc: int) -> bool:
     """Whether NCCL did not run a call because of its return code."""
     return rc not in (SUCCESS, IN_PROGRESS, RC_NONE)
-
-
-class ProcessKey(NamedTuple):
-    """A process: pids are reused, start times are not."""
-
-    boot_id: str
-    pid: int
-    start: int
-
-
-class EndpointKey(NamedTuple):
-    """The unit of matching: one rank of one communicator in one process."""
-
-    process: ProcessKey
-    source: int
-    comm_id: int
-    comm_rank: int | None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from gen import (
     conformance,
     exit_codes_md,
     findings,
+    findings_json,
     preload,
     record_h,
     trace_json,
@@ -27,5 +28,5 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "docs/exit-codes.md": exit_codes_md.render,
     "docs/findings.md": findings.page,
     "docs/conformance.md": conformance.render,
-    "nccluprobe/match/finding.schema.json": findings.schema,
+    "nccluprobe/match/finding.schema.json": findings_json.schema,
 }
