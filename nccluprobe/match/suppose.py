@@ -91,7 +91,8 @@ class Supposed:
         n = min(most + in_group, behind(comm, e))
         if n <= 0 or (e.queued and not in_group):
             return
-        t = int(e.rows.t[-1]) if len(e.rows) else e.last_t
+        # As late as it may be: what waits for others since then does not wait longer.
+        t = max(e.last_t, e.process.last_activity)
         minus = np.full(n, -1, np.int64)
         order = np.arange(e.next_ord, e.next_ord + n, dtype=np.int64)
         e.rows.extend(np.full(n, m.SIG_LOST, np.int32), np.full(n, t, np.int64), minus, order)
