@@ -143,13 +143,13 @@ class Session:
         """The report."""
         if self.as_json:
             return
-        text = report(
-            self.analysis.matcher.book.all(),
-            summary_of(self.analysis, self.reader, self.imported, self.heartbeats),
-            sys.stdout.isatty(),
-        )
-        sys.stdout.write(text)
+        sys.stdout.write(self.text(sys.stdout.isatty()))
         sys.stdout.flush()
+
+    def text(self, colour: bool) -> str:
+        """The report for a person."""
+        summary = summary_of(self.analysis, self.reader, self.imported, self.heartbeats)
+        return report(self.analysis.matcher.book.all(), summary, colour)
 
     def exit_code(self) -> ExitCode:
         """What a script wants to know."""

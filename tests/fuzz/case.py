@@ -16,11 +16,9 @@ from types import FrameType
 from fuzz.corpus import Files, corpus
 from fuzz.mutate import mutated, write
 from nccluprobe.cli.judging import Session
-from nccluprobe.cli.summary import summary_of
 from nccluprobe.errors import NccluprobeError
 from nccluprobe.importers.files import find
 from nccluprobe.match.options import SECOND, Options
-from nccluprobe.report.text import report
 from nccluprobe.report.writer import finding_line
 
 #: A case that takes longer has found a way to make the analyzer slow.
@@ -115,5 +113,4 @@ class Fuzzer:
         except NccluprobeError:
             return  # one clear line
         _check_counts(session)
-        found = session.analysis.matcher.book.all()
-        report(found, summary_of(session.analysis, session.reader, session.imported), False)
+        session.text(False)
