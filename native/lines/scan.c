@@ -1,8 +1,8 @@
 /* Finished calls of a trace to columns: the analyzer's hot path.
  *
  * One pass over whole lines.  Taken here is only what the collectors write: a
- * `call` line without white space, escapes, fractions or nesting, each field
- * once, each of the type that it should have.  Every other line, good or bad, is
+ * `call` line without white space, escapes, fractions or nesting, of fields that
+ * are known, each once and of the type that it should have.  Every other line, good or bad, is
  * left to the Python reader, of which this is a short cut and never a rival: what
  * is taken here means the same there.
  *
@@ -17,7 +17,8 @@
 
 enum {
   MAX_APIS = 128,
-  MAX_NAME = 48,     /* of a function */
+  MAX_NAME = 48,     /* of a function or a field */
+  MAX_FIELDS = 64,
   MAX_STRINGS = 64,  /* datatypes and reductions */
   MAX_STRING = 32,
   MAX_SIGNATURES = 1 << 14,
@@ -63,6 +64,9 @@ struct signature {
 struct scanner {
   struct api apis[API_SLOTS];
   uint32_t n_apis;
+  char fields[MAX_FIELDS][MAX_NAME]; /* all that a line may have */
+  uint32_t field_lengths[MAX_FIELDS];
+  uint32_t n_fields;
   int64_t max_peer;
   char strings[MAX_STRINGS][MAX_STRING];
   uint32_t lengths[MAX_STRINGS];
@@ -116,6 +120,22 @@ EXPORT int ncp_lines_api(struct scanner *s, const char *name, int32_t code, uint
   s->apis[at].needs = needs;
   s->n_apis++;
   return 1;
+}
+
+/* Adds the name of a field that a line may have; 0 when it does not fit. */
+EXPORT int ncp_lines_field(struct scanner *s, const char *name) {
+  size_t length = strlen(name);
+  if (length == 0 || length > MAX_NAME || s->n_fields >= MAX_FIELDS) return 0;
+  memcpy(s->fields[s->n_fields], name, length);
+  s->field_lengths[s->n_fields++] = (uint32_t)length;
+  return 1;
+}
+
+static int is_field(const struct scanner *s, struct text name) {
+  for (uint32_t i = 0; i < s->n_fields; i++)
+    if (s->field_lengths[i] == name.length && memcmp(s->fields[i], name.at, name.length) == 0)
+      return 1;
+  return 0;
 }
 
 static const struct api *find_api(const struct scanner *s, struct text name) {
@@ -307,7 +327,7 @@ static const char *skip_value(const char *p, struct text key, struct call *c) {
 }
 
 /* The fields of a line behind its kind, up to its newline; NULL: not for here. */
-static const char *take_fields(const char *p, struct call *c) {
+static const char *take_fields(const struct scanner *s, const char *p, struct call *c) {
   for (;;) {
     struct text key;
     int column;
@@ -315,6 +335,8 @@ static const char *take_fields(const char *p, struct call *c) {
     p++;
     int field = field_of(key, &column);
     if (field < 0 || ((uint32_t)field & c->have)) return NULL;
+    /* The reader counts what a later version may have added. */
+    if (field == 0 && !is_field(s, key)) return NULL;
     c->have |= (uint32_t)field;
     p = field ? take_known(p, field, column, c) : skip_value(p, key, c);
     if (p == NULL) return NULL;
@@ -378,7 +400,7 @@ EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, 
       memset(&c, 0, sizeof c);
       c.value[GDEPTH] = 1;
       c.value[STREAM] = c.value[SEQ] = -1;
-      end = take_fields(p + head, &c);
+      end = take_fields(s, p + head, &c);
       if (end != NULL && finish(s, &c)) {
         for (int i = 0; i < COLUMNS; i++) columns[i * most + calls] = c.value[i];
         captured += c.captured;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -47,7 +47,7 @@ class DecodeCounts:
     #: Calls that were captured into a CUDA graph, whose replays are not seen.
     captured: int = 0
     unknown_kinds: Counter[str] = field(default_factory=Counter)
-    #: "kind.field" -> lines; of calls, not all lines are looked at.
+    #: "kind.field" -> lines.
     unknown_fields: Counter[str] = field(default_factory=Counter)
     unknown_apis: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
@@ -98,9 +98,10 @@ class Decoder:
             rows, at = list(compress(rows, is_call)), at[mine]
             self._rare(state, list(zip(others, numbers, strict=True)), items, late)
         calls = fast
-        for row in rows if fast is not _NO_CALLS else rows[:1]:
-            self._unknown(row)
         if rows:
+            # Most calls have the same fields in the same order.
+            for names, n in Counter(map(tuple, rows)).items():
+                self._unknown("call", names, n)
             parts: list[tuple[Calls, m.Int64]] = []
             self._read(state, rows, places[:, at], first_line, parts)
             if parts:
@@ -170,12 +171,13 @@ class Decoder:
         if len(self.counts.examples) < 20:
             self.counts.examples.append(f"{path}:{number}: {why}")
 
-    def _unknown(self, row: Line) -> None:
-        """Count fields that a later version may have added."""
-        kind, seen = row["kind"], self.counts.unknown_fields
-        for name in row.keys() - _FIELDS.get(kind, row.keys()):
-            if len(seen) < _MOST_NAMES:
-                seen[f"{kind}.{name[:64]}"] += 1
+    def _unknown(self, kind: str, names: Iterable[str], lines: int = 1) -> None:
+        """Count fields that a later version may have added; ``kind`` is a known one."""
+        seen = self.counts.unknown_fields
+        for name in set(names) - _FIELDS[kind]:
+            full = f"{kind}.{name[:64]}"
+            if full in seen or len(seen) < _MOST_NAMES:
+                seen[full] += lines
 
     # -- rare lines --------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Decoder:
                 if kind not in KIND_BY_NAME and kind not in RESERVED_KINDS:
                     self.counts.unknown_kinds[kind[:64]] += 1
                 continue
-            self._unknown(row)
+            self._unknown(kind, row)
             try:
                 made = convert(row, state, self.boots, self.table)
             except BAD as error:

@@ -11,6 +11,7 @@ from nccluprobe.match.callrows import CODES, DATA, LIFECYCLE, MATCHED, SIMULATES
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.trace import scanner as s
+from nccluprobe.trace.schema import known_fields
 
 _NEEDS = (s.HAS_COUNT, s.HAS_DATATYPE, s.HAS_OP, s.HAS_ROOT)
 
@@ -41,7 +42,7 @@ class FastCalls:
 
     def __init__(self, table: SignatureTable, library: ctypes.CDLL) -> None:
         self._table = table
-        self._scanner = s.Scanner(library, _functions(), m.MAX_NRANKS)
+        self._scanner = s.Scanner(library, _functions(), known_fields()["call"], m.MAX_NRANKS)
         #: SIG of the scanner's calls -> id in the table.
         self._ids = _NONE
         self._epoch = table.epoch

@@ -77,6 +77,7 @@ def load() -> ctypes.CDLL | None:
             library.ncp_lines_scan,
         )
         api, signature = library.ncp_lines_api, library.ncp_lines_signature
+        library.ncp_lines_field.argtypes = [_P, ctypes.c_char_p]
         library.ncp_lines_count.restype = _I64
         library.ncp_lines_count.argtypes = [ctypes.c_char_p, _I64]
         library.ncp_lines_signatures.restype = ctypes.c_uint32
@@ -97,15 +98,25 @@ class Scanner:
     """Reads the call lines of an analysis; remembers the signatures that it has seen."""
 
     def __init__(
-        self, library: ctypes.CDLL, functions: Iterable[tuple[str, int, int]], max_peer: int
+        self,
+        library: ctypes.CDLL,
+        functions: Iterable[tuple[str, int, int]],
+        fields: Iterable[str],
+        max_peer: int,
     ) -> None:
-        """``functions``: name, code, what it needs; raises MemoryError."""
+        """``functions``: name, code, what it needs; ``fields``: all that a call may have.
+
+        Raises MemoryError, and ValueError for more than there is room for.
+        """
         self._library = library
         self._state = library.ncp_lines_new(max_peer)
         if not self._state:
             raise MemoryError
         for name, code, needs in functions:
             if not library.ncp_lines_api(self._state, name.encode(), code, needs):
+                raise ValueError(f"{name} does not fit the native reader")
+        for name in fields:
+            if not library.ncp_lines_field(self._state, name.encode()):
                 raise ValueError(f"{name} does not fit the native reader")
         self._counts = np.zeros(4, np.int64)
         self._at = self._counts.ctypes.data
