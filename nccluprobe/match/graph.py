@@ -233,7 +233,12 @@ class Graph:
         causes = outside or {Cause("rank", a) for a in free}
         if (extra := extra_call(waits, self.waits, causes)) is not None:
             few = tuple(e.actor for e in extra[0].entered)
+            if gone := [a for a in few if host_of(self.endpoint_of[a]) is Host.AWAY]:
+                return {Cause("rank", a) for a in gone}
             others = {*few, *(e.actor for e in extra[0].absent)}
+            # Of collectives of two communicators it may be their order as well.
+            if all(w.seq is not None and w.comm is not extra[0].comm for w in extra[1:]):
+                return self._cycle(sorted(extra, key=lambda w: w.order), others, few)
             return self._cycle(extra, others, few, extra=extra[0])
         if outside and (len(hard) < len(actors) or mutual):
             return outside

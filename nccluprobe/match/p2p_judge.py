@@ -105,20 +105,21 @@ class Judge:
         return found
 
     def _inversion(self, u: Unit, v: Unit) -> Finding | None:
-        ctx, both = self.ctx, (u, v)
-        if any(not o.counted for x in both for o in x.ops):
+        ctx = self.ctx
+        if any(not o.counted for x in (u, v) for o in x.ops):
             return None
         ends = (u.endpoint, v.endpoint)
-        if any(e.end is not None or e.process.ended for e in ends):
+        # Of those that were held till they ended, what was so by then stands.
+        held = None not in (u.held, v.held)
+        if any(e.end is not None or (e.process.ended and not held) for e in ends):
             return None
         if self._left_out(u, v) or self._left_out(v, u):
             return None
         loss = self.loss(u) or self.loss(v)
-        odd = odd_one(u.side, v.side, self.pairs.wires.size, (u.idx, v.idx)) or odd_one(
-            u.side, v.side, self.pairs.wires.size
-        )
-        if u.hard is not None and v.hard is not None:
-            since = max(u.hard, v.hard)
+        size = self.pairs.wires.size
+        odd = odd_one(u.side, v.side, size, (u.idx, v.idx)) or odd_one(u.side, v.side, size)
+        if held:
+            since = max(u.held or 0, v.held or 0)
             # A send may only be slow to leave; two receives cannot help each other.
             plain = u.receives and v.receives
             limit = ctx.options.decide_after if plain else ctx.options.missing_after

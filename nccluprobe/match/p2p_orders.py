@@ -15,7 +15,7 @@ def inversion(
     comm: Communicator, ctx: Context, u: Unit, v: Unit, odd: Endpoint | None, loss: bool
 ) -> Finding:
     """Two peers that each wait in what the other must answer first."""
-    hard = u.hard is not None and v.hard is not None
+    hard = u.held is not None and v.held is not None
     sides = [_side(x) for x in (u, v)]
     details = base(
         comm,
@@ -56,7 +56,8 @@ def inversion(
 
 
 def _side(u: Unit) -> str:
-    held = "is inside" if u.hard is not None else "waits in"
+    inside = "is inside" if u.hard is not None else "was inside"
+    held = inside if u.held is not None else "waits in"
     return f"rank {u.endpoint.comm_rank} {held} {u.label}"
 
 

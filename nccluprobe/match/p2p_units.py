@@ -43,8 +43,13 @@ class Unit:
     thread: int
     group: int
     ops: list[Open] = field(default_factory=list)
-    #: Entry of the call that the thread is inside of now, if it is this.
-    hard: int | None = None
+    #: Entry of the call that the thread is inside of, or was when its process ended, if it is this.
+    held: int | None = None
+
+    @property
+    def hard(self) -> int | None:
+        """Entry of the call that the thread is inside of now, if it is this."""
+        return None if self.endpoint.process.ended else self.held
 
     @property
     def endpoint(self) -> Endpoint:
@@ -130,10 +135,7 @@ def _add(found: dict[tuple[At, int], list[Unit]], side: Side, one: Open) -> None
 
 
 def _inside(side: Side, op: Op) -> int | None:
-    process = side.endpoint.process
-    if process.ended:
-        return None
-    for call in process.inside.values():
+    for call in side.endpoint.process.inside.values():
         if op.group:
             if call.api == "ncclGroupEnd" and call.group == op.group:
                 return call.t
