@@ -118,17 +118,16 @@ class Judge:
         loss = self.loss(u) or self.loss(v)
         size = self.pairs.wires.size
         odd = odd_one(u.side, v.side, size, (u.idx, v.idx)) or odd_one(u.side, v.side, size)
+        limit = ctx.options.missing_after
         if held:
             since = max(u.held or 0, v.held or 0)
             # A send may only be slow to leave; two receives cannot help each other.
-            plain = u.receives and v.receives
-            limit = ctx.options.decide_after if plain else ctx.options.missing_after
-            limit = min(limit, ctx.options.missing_after)
+            if u.receives and v.receives:
+                limit = min(limit, ctx.options.decide_after)
         elif odd is None or any(host_of(e) is Host.AWAY for e in ends):
             return None
         else:
             since = max(self.last(e) for e in ends)
-            limit = ctx.options.missing_after
         if min(waiting_until(e, ctx) for e in ends) - since < limit:
             return None
         return inversion(self.comm, ctx, u, v, odd.endpoint if odd else None, loss)
