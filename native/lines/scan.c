@@ -18,7 +18,7 @@
 enum {
   MAX_APIS = 128,
   MAX_NAME = 48,     /* of a function or a field */
-  MAX_FIELDS = 64,
+  MAX_FIELDS = 64,   /* bits of a set of fields */
   MAX_STRINGS = 64,  /* datatypes and reductions */
   MAX_STRING = 32,
   MAX_SIGNATURES = 1 << 14,
@@ -32,6 +32,8 @@ enum {
 };
 /* Of a line that is left to the reader: where it is, its number, calls before it. */
 enum { START, END, LINE, BEFORE, REST_COLUMNS };
+/* Of the counts of a scan, where those by field begin. */
+enum { FIELDS = 4 };
 
 /* What a function's line must have beside what all have. */
 enum { NUMBERED = 1, HAS_COUNT = 2, HAS_DATATYPE = 4, HAS_OP = 8, HAS_ROOT = 16, HAS_PEER = 32 };
@@ -67,6 +69,7 @@ struct scanner {
   char fields[MAX_FIELDS][MAX_NAME]; /* all that a line may have */
   uint32_t field_lengths[MAX_FIELDS];
   uint32_t n_fields;
+  uint64_t counted; /* of the fields, which are counted */
   int64_t max_peer;
   char strings[MAX_STRINGS][MAX_STRING];
   uint32_t lengths[MAX_STRINGS];
@@ -86,6 +89,7 @@ struct call {
   int64_t value[COLUMNS];
   int64_t count, root;
   int64_t captured; /* `"capture":"yes"` */
+  uint64_t others;  /* fields that are no column */
   struct text api, datatype, op;
 };
 
@@ -122,19 +126,22 @@ EXPORT int ncp_lines_api(struct scanner *s, const char *name, int32_t code, uint
   return 1;
 }
 
-/* Adds the name of a field that a line may have; 0 when it does not fit. */
-EXPORT int ncp_lines_field(struct scanner *s, const char *name) {
+/* Adds the name of a field that a line may have, whose lines are counted or not; 0 when it
+ * does not fit. */
+EXPORT int ncp_lines_field(struct scanner *s, const char *name, int counted) {
   size_t length = strlen(name);
   if (length == 0 || length > MAX_NAME || s->n_fields >= MAX_FIELDS) return 0;
   memcpy(s->fields[s->n_fields], name, length);
-  s->field_lengths[s->n_fields++] = (uint32_t)length;
+  s->field_lengths[s->n_fields] = (uint32_t)length;
+  s->counted |= (uint64_t)(counted != 0) << s->n_fields++;
   return 1;
 }
 
-static int is_field(const struct scanner *s, struct text name) {
+/* The bit of a field; 0: nobody has told of it. */
+static uint64_t find_field(const struct scanner *s, struct text name) {
   for (uint32_t i = 0; i < s->n_fields; i++)
     if (s->field_lengths[i] == name.length && memcmp(s->fields[i], name.at, name.length) == 0)
-      return 1;
+      return (uint64_t)1 << i;
   return 0;
 }
 
@@ -335,8 +342,11 @@ static const char *take_fields(const struct scanner *s, const char *p, struct ca
     p++;
     int field = field_of(key, &column);
     if (field < 0 || ((uint32_t)field & c->have)) return NULL;
-    /* The reader counts what a later version may have added. */
-    if (field == 0 && !is_field(s, key)) return NULL;
+    if (field == 0) {
+      uint64_t other = find_field(s, key);
+      if (other == 0 || (other & c->others)) return NULL;
+      c->others |= other;
+    }
     c->have |= (uint32_t)field;
     p = field ? take_known(p, field, column, c) : skip_value(p, key, c);
     if (p == NULL) return NULL;
@@ -384,7 +394,8 @@ static int finish(struct scanner *s, struct call *c) {
  *
  * `columns`: COLUMNS columns of `most` rows; `rest`: REST_COLUMNS columns of
  * `most_rest` rows, at least one per line.  counts[] = lines, calls, rest,
- * calls that were captured into a CUDA graph.
+ * calls that were captured into a CUDA graph, then by field the calls that have it,
+ * of the fields that are counted.
  */
 EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, int64_t *columns,
                            int64_t most, int64_t *rest, int64_t most_rest, int64_t *counts) {
@@ -392,6 +403,7 @@ EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, 
   const size_t head = sizeof HEAD - 1;
   const char *p = data, *limit = data + length;
   int64_t lines = 0, calls = 0, others = 0, captured = 0;
+  memset(counts + FIELDS, 0, MAX_FIELDS * sizeof *counts);
   while (p < limit) {
     const char *end = NULL;
     if (calls < most && (size_t)(limit - p) > head && memcmp(p, HEAD, head) == 0 &&
@@ -404,6 +416,8 @@ EXPORT void ncp_lines_scan(struct scanner *s, const char *data, int64_t length, 
       if (end != NULL && finish(s, &c)) {
         for (int i = 0; i < COLUMNS; i++) columns[i * most + calls] = c.value[i];
         captured += c.captured;
+        for (uint64_t x = c.others & s->counted; x != 0; x &= x - 1)
+          counts[FIELDS + __builtin_ctzll(x)]++;
         calls++;
         lines++;
         p = end + 1;

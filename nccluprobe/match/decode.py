@@ -101,7 +101,8 @@ class Decoder:
         if rows:
             # Most calls have the same fields in the same order.
             for names, n in Counter(map(tuple, rows)).items():
-                self._unknown("call", names, n)
+                if (new := self._unknown("call", names, n)) and self._fast is not None:
+                    self._fast.learn(new)
             parts: list[tuple[Calls, m.Int64]] = []
             self._read(state, rows, places[:, at], first_line, parts)
             if parts:
@@ -131,6 +132,8 @@ class Decoder:
         found = self._fast.read(data)
         self.counts.lines += found.lines
         self.counts.captured += found.captured
+        for name, n in found.learnt.items():
+            self._unknown("call", (name,), n)
         rest = found.rest
         starts, ends = rest[scanner.START].tolist(), rest[scanner.END].tolist()
         left = b"".join([data[a : b + 1] for a, b in zip(starts, ends, strict=True)])
@@ -171,13 +174,15 @@ class Decoder:
         if len(self.counts.examples) < 20:
             self.counts.examples.append(f"{path}:{number}: {why}")
 
-    def _unknown(self, kind: str, names: Iterable[str], lines: int = 1) -> None:
+    def _unknown(self, kind: str, names: Iterable[str], lines: int = 1) -> set[str]:
         """Count fields that a later version may have added; ``kind`` is a known one."""
         seen = self.counts.unknown_fields
-        for name in set(names) - _FIELDS[kind]:
+        new = set(names) - _FIELDS[kind]
+        for name in new:
             full = f"{kind}.{name[:64]}"
             if full in seen or len(seen) < _MOST_NAMES:
                 seen[full] += lines
+        return new
 
     # -- rare lines --------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -59,6 +60,11 @@ class FastCalls:
                 self._learn()
             found.calls[s.SIG] = self._ids[sig]
         return found
+
+    def learn(self, fields: Iterable[str]) -> None:
+        """Fields that a later version has added: calls that have them are taken as well."""
+        for name in fields:
+            self._scanner.learn(name)
 
     def _learn(self) -> None:
         new = []

@@ -8,7 +8,7 @@ were not built there is none, and Python reads everything: slower, not otherwise
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ NUMBERED, HAS_COUNT, HAS_DATATYPE, HAS_OP, HAS_ROOT, HAS_PEER = (1 << i for i in
 #: Bytes of a text in a signature, and so many signatures until all are forgotten.
 _MAX_STRING = 32
 _MAX_SIGNATURES = 1 << 14
+_MAX_FIELDS = 64
 #: No line of a call is shorter.
 _SHORTEST = 48
 
@@ -58,13 +59,15 @@ class Scanned:
 
     ``calls``: (COLUMNS, n), SIG being a place in ``Scanner.signatures``
     plus one, 0 of a function that has none;
-    ``rest``: (4, k); ``captured``: how many of ``calls`` went into a CUDA graph.
+    ``rest``: (4, k); ``captured``: how many of ``calls`` went into a CUDA graph;
+    ``learnt``: by field of ``Scanner.learn``, how many of ``calls`` have it.
     """
 
     lines: int
     calls: Int64
     rest: Int64
     captured: int
+    learnt: Mapping[str, int]
 
 
 def load() -> ctypes.CDLL | None:
@@ -77,7 +80,7 @@ def load() -> ctypes.CDLL | None:
             library.ncp_lines_scan,
         )
         api, signature = library.ncp_lines_api, library.ncp_lines_signature
-        library.ncp_lines_field.argtypes = [_P, ctypes.c_char_p]
+        library.ncp_lines_field.argtypes = [_P, ctypes.c_char_p, ctypes.c_int]
         library.ncp_lines_count.restype = _I64
         library.ncp_lines_count.argtypes = [ctypes.c_char_p, _I64]
         library.ncp_lines_signatures.restype = ctypes.c_uint32
@@ -115,10 +118,12 @@ class Scanner:
         for name, code, needs in functions:
             if not library.ncp_lines_api(self._state, name.encode(), code, needs):
                 raise ValueError(f"{name} does not fit the native reader")
+        self._fields: list[str] = []
         for name in fields:
-            if not library.ncp_lines_field(self._state, name.encode()):
+            if not self._field(name, False):
                 raise ValueError(f"{name} does not fit the native reader")
-        self._counts = np.zeros(4, np.int64)
+        self._known = len(self._fields)
+        self._counts = np.zeros(4 + _MAX_FIELDS, np.int64)
         self._at = self._counts.ctypes.data
 
     def __del__(self) -> None:
@@ -126,6 +131,20 @@ class Scanner:
         if state:
             self._library.ncp_lines_free(state)
             self._state = None
+
+    def _field(self, name: str, counted: bool) -> bool:
+        added = bool(self._library.ncp_lines_field(self._state, name.encode(), counted))
+        if added:
+            self._fields.append(name)
+        return added
+
+    def learn(self, name: str) -> None:
+        """From now on take also calls with a field that is new, if there is room, and count them.
+
+        Calls with a field that is not known are left to the reader in Python.
+        """
+        if name.isascii() and name.isprintable() and name not in self._fields:
+            self._field(name, True)
 
     def scan(self, data: bytes) -> Scanned:
         """Read whole lines, each with its newline."""
@@ -136,12 +155,14 @@ class Scanner:
         self._library.ncp_lines_scan(
             self._state, data, len(data), at, most, at + 8 * COLUMNS * most, lines, self._at
         )
-        _, calls, rest, captured = self._counts.tolist()
+        _, calls, rest, captured, *by_field = self._counts.tolist()
+        learnt = zip(self._fields[self._known :], by_field[self._known :], strict=False)
         return Scanned(
             lines,
             room[: COLUMNS * most].reshape(COLUMNS, most)[:, :calls],
             room[COLUMNS * most :].reshape(4, lines)[:, :rest],
             captured,
+            {name: n for name, n in learnt if n},
         )
 
     @property

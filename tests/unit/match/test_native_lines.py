@@ -209,6 +209,24 @@ def test_odd_lines(native: ctypes.CDLL, odd: str) -> None:
     _same(good[0] + line * 3, native)
 
 
+def test_fields_of_a_later_version_do_not_slow_it(native: ctypes.CDLL) -> None:
+    new = '"rc":0,"new":"x","newer":null'
+    odd = [_LINE.replace('"rc":0', new), _LINE, _LINE.replace('"rc":0', new + ',"new":3')]
+    data = "".join(odd).encode()
+    _same(data * 5, native, 3)
+    fast = FastCalls(SignatureTable(), native)
+    before = fast.read(data)
+    fast.learn(["new", "newer", "n\0", "", "x" * 70])
+    found = fast.read(data)
+    assert (before.calls.shape[1], dict(before.learnt)) == (1, {})
+    assert (found.calls.shape[1], found.learnt) == (2, {"new": 1, "newer": 1})
+
+
+def test_more_new_fields_than_are_kept(native: ctypes.CDLL) -> None:
+    lines = [_LINE.replace('"rc":0', f'"rc":0,"new{i % 90}":{i}') for i in range(2000)]
+    _same("".join(lines).encode(), native, 50)
+
+
 def test_every_cut_of_a_line(native: ctypes.CDLL) -> None:
     line = _LINE.replace('"rc":0', '"rc":0,"new":"x","other":null,"yes":true,"n":-5').encode()
     for i in range(len(line) - 1):
