@@ -378,6 +378,22 @@ def test_two_that_receive_first() -> None:
     assert blamed([found]) == set()  # a tie
 
 
+@pytest.mark.parametrize(("inside_for", "told"), [(8.0, True), (0.2, False)])
+def test_two_that_were_killed_while_each_needed_the_other(inside_for: float, told: bool) -> None:
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 2)
+    for r, c in enumerate(comms):
+        c.proc.enter(c, RECV, t, peer=1 - r, count=BIG)
+    cover(job.procs, t + inside_for)
+    for r, c in enumerate(comms):
+        c.proc.end(t + inside_for + 0.1 + 0.3 * r, how="signaled", signal=15, in_flight=1)
+    found = [f for f in analyze_job(job) if f.hang_type == "p2p_order_inversion"]
+    assert [f.severity for f in found] == (["error"] if told else [])
+    assert all("was inside" in f.details["summary"] for f in found)
+    assert blamed(found) == set()
+
+
 def test_the_one_that_left_its_order_is_named() -> None:
     job = Job()
     comms = job.world(2)
