@@ -89,7 +89,7 @@ TARGETS: dict[str, Target] = {
         libs=("-l:libdl.so.2",),
     ),
     "libnccluprobe_lines.so": Target(
-        sources=("lines/scan.c",),
+        sources=("lines/scan.c", "lines/tables.c"),
         # The analyzer's hot path: its loops are worth unrolling.
         cflags=("-fPIC", "-fvisibility=hidden", "-O3"),
         ldflags=("-shared",),

@@ -2,29 +2,17 @@
  *
  * One pass over whole lines.  Taken here is only what the collectors write: a
  * `call` line without white space, escapes, fractions or nesting, of fields that
- * are known, each once and of the type that it should have.  Every other line, good or bad, is
- * left to the Python reader, of which this is a short cut and never a rival: what
- * is taken here means the same there.
+ * are known, each once and of the type that it should have.  Every other line, good
+ * or bad, is left to the Python reader, of which this is a short cut and never a
+ * rival: what is taken here means the same there.
  *
  * Input is hostile.  Nothing is read beyond a line's newline, which no rule of
  * the grammar below takes, so that it ends every loop.
  */
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
-enum {
-  MAX_APIS = 128,
-  MAX_NAME = 48,     /* of a function or a field */
-  MAX_FIELDS = 64,   /* bits of a set of fields */
-  MAX_STRINGS = 64,  /* datatypes and reductions */
-  MAX_STRING = 32,
-  MAX_SIGNATURES = 1 << 14,
-  SLOTS = 2 * MAX_SIGNATURES,
-  API_SLOTS = 4 * MAX_APIS,
-};
+#include "tables.h"
 
 /* Columns, as in nccluprobe/trace/scanner.py.  SIG: a signature + 1; 0: the function has none. */
 enum {
@@ -51,39 +39,6 @@ enum {
 #define SUCCESS 0
 #define IN_PROGRESS 7
 
-struct api {
-  char name[MAX_NAME];
-  uint32_t length;
-  int32_t code;
-  uint32_t needs;
-};
-
-struct signature {
-  int64_t count, root;
-  int32_t code, datatype, op;
-};
-
-struct scanner {
-  struct api apis[API_SLOTS];
-  uint32_t n_apis;
-  char fields[MAX_FIELDS][MAX_NAME]; /* all that a line may have */
-  uint32_t field_lengths[MAX_FIELDS];
-  uint32_t n_fields;
-  uint64_t counted; /* of the fields, which are counted */
-  int64_t max_peer;
-  char strings[MAX_STRINGS][MAX_STRING];
-  uint32_t lengths[MAX_STRINGS];
-  uint32_t n_strings;
-  struct signature signatures[MAX_SIGNATURES];
-  uint32_t n_signatures;
-  int32_t slots[SLOTS]; /* signature + 1; 0: free */
-};
-
-struct text {
-  const char *at;
-  uint32_t length;
-};
-
 struct call {
   uint32_t have;
   int64_t value[COLUMNS];
@@ -92,119 +47,6 @@ struct call {
   uint64_t others;  /* fields that are no column */
   struct text api, datatype, op;
 };
-
-static uint32_t hash_bytes(const char *at, uint32_t length) {
-  uint32_t h = 2166136261u;
-  for (uint32_t i = 0; i < length; i++) h = (h ^ (uint8_t)at[i]) * 16777619u;
-  return h;
-}
-
-static uint64_t mix(uint64_t h, uint64_t x) {
-  h = (h ^ x) * 0x9E3779B97F4A7C15u;
-  return h ^ (h >> 29);
-}
-
-EXPORT struct scanner *ncp_lines_new(int64_t max_peer) {
-  struct scanner *s = calloc(1, sizeof *s);
-  if (s != NULL) s->max_peer = max_peer;
-  return s;
-}
-
-EXPORT void ncp_lines_free(struct scanner *s) { free(s); }
-
-/* Adds a function; 0 when it does not fit. */
-EXPORT int ncp_lines_api(struct scanner *s, const char *name, int32_t code, uint32_t needs) {
-  size_t length = strlen(name);
-  if (length == 0 || length > MAX_NAME || s->n_apis >= MAX_APIS) return 0;
-  uint32_t at = hash_bytes(name, (uint32_t)length) % API_SLOTS;
-  while (s->apis[at].length != 0) at = (at + 1) % API_SLOTS;
-  memcpy(s->apis[at].name, name, length);
-  s->apis[at].length = (uint32_t)length;
-  s->apis[at].code = code;
-  s->apis[at].needs = needs;
-  s->n_apis++;
-  return 1;
-}
-
-/* Adds the name of a field that a line may have, whose lines are counted or not; 0 when it
- * does not fit. */
-EXPORT int ncp_lines_field(struct scanner *s, const char *name, int counted) {
-  size_t length = strlen(name);
-  if (length == 0 || length > MAX_NAME || s->n_fields >= MAX_FIELDS) return 0;
-  memcpy(s->fields[s->n_fields], name, length);
-  s->field_lengths[s->n_fields] = (uint32_t)length;
-  s->counted |= (uint64_t)(counted != 0) << s->n_fields++;
-  return 1;
-}
-
-/* The bit of a field; 0: nobody has told of it. */
-static uint64_t find_field(const struct scanner *s, struct text name) {
-  for (uint32_t i = 0; i < s->n_fields; i++)
-    if (s->field_lengths[i] == name.length && memcmp(s->fields[i], name.at, name.length) == 0)
-      return (uint64_t)1 << i;
-  return 0;
-}
-
-static const struct api *find_api(const struct scanner *s, struct text name) {
-  uint32_t at = hash_bytes(name.at, name.length) % API_SLOTS;
-  for (; s->apis[at].length != 0; at = (at + 1) % API_SLOTS)
-    if (s->apis[at].length == name.length && memcmp(s->apis[at].name, name.at, name.length) == 0)
-      return &s->apis[at];
-  return NULL;
-}
-
-/* Number of a datatype or a reduction; -1: no room for one more. */
-static int32_t find_string(struct scanner *s, struct text x) {
-  for (uint32_t i = 0; i < s->n_strings; i++)
-    if (s->lengths[i] == x.length && memcmp(s->strings[i], x.at, x.length) == 0)
-      return (int32_t)i;
-  if (s->n_strings == MAX_STRINGS || x.length > MAX_STRING) return -1;
-  memcpy(s->strings[s->n_strings], x.at, x.length);
-  s->lengths[s->n_strings] = x.length;
-  return (int32_t)s->n_strings++;
-}
-
-/* Number of a signature; -1: no room for one more. */
-static int32_t find_signature(struct scanner *s, const struct signature *x) {
-  uint64_t h = mix(mix((uint64_t)x->count, (uint64_t)x->root), (uint64_t)(uint32_t)x->code);
-  h = mix(h, ((uint64_t)(uint32_t)x->datatype << 32) | (uint32_t)x->op);
-  uint32_t at = (uint32_t)(h >> 7) % SLOTS;
-  for (; s->slots[at] != 0; at = (at + 1) % SLOTS) {
-    const struct signature *y = &s->signatures[s->slots[at] - 1];
-    if (y->count == x->count && y->root == x->root && y->code == x->code &&
-        y->datatype == x->datatype && y->op == x->op)
-      return s->slots[at] - 1;
-  }
-  if (s->n_signatures == MAX_SIGNATURES) return -1;
-  s->signatures[s->n_signatures++] = *x;
-  s->slots[at] = (int32_t)s->n_signatures;
-  return s->slots[at] - 1;
-}
-
-/* How many signatures are known. */
-EXPORT uint32_t ncp_lines_signatures(const struct scanner *s) { return s->n_signatures; }
-
-/* A signature: numbers[] = code, count, root; texts of up to MAX_STRING bytes and a 0. */
-EXPORT int ncp_lines_signature(const struct scanner *s, uint32_t i, int64_t *numbers,
-                               char *datatype, char *op) {
-  if (i >= s->n_signatures) return 0;
-  const struct signature *x = &s->signatures[i];
-  numbers[0] = x->code;
-  numbers[1] = x->count;
-  numbers[2] = x->root;
-  memset(datatype, 0, MAX_STRING + 1);
-  memset(op, 0, MAX_STRING + 1);
-  if (x->datatype >= 0) memcpy(datatype, s->strings[x->datatype], s->lengths[x->datatype]);
-  if (x->op >= 0) memcpy(op, s->strings[x->op], s->lengths[x->op]);
-  return 1;
-}
-
-/* Forgets all signatures and their texts. */
-EXPORT void ncp_lines_forget(struct scanner *s) {
-  s->n_signatures = 0;
-  s->n_strings = 0;
-  memset(s->slots, 0, sizeof s->slots);
-}
 
 /* The text behind an opening quote; NULL: it is not plain. */
 static const char *take_text(const char *p, struct text *out) {
