@@ -158,11 +158,13 @@ def _signs(
         p = mine[0].process
         if p.several_ranks or _is_away(p, mine[0]):
             continue
+        if p.coverage is None or p.coverage.alive is None:
+            continue  # nobody watched it: that no more is written of it is no silence
         if any(e.base != "exact" for e in mine):
             continue  # attached late: it may lack somebody at a place that is not known
         if is_silent(p, ctx.now, ctx.options.silent_after):
             continue
-        quiet = p.through - max(p.last_activity, p.last_call)
+        quiet = p.through - max(p.last_activity, p.last_call, *(e.last_t for e in mine))
         if quiet < ctx.options.missing_after:
             continue
         call = p.inside_now()

@@ -153,7 +153,7 @@ def hung_finding(
     signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
     api = signature.api if signature else None
     ranks = [e.comm_rank for e in kept if e.comm_rank is not None]
-    since = max(e.process.last_activity for e in kept)
+    since = max(max(e.process.last_activity, e.last_t) for e in kept)
     waited = max(0, ctx.now - since)
     lossy = any(e.lost or e.process.lost for e in comm.members())
     return Finding(
