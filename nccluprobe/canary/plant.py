@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from nccluprobe.canary import bootstrap
 from nccluprobe.canary.backend import NcclBackend
 from nccluprobe.canary.cases import REDUCTIONS, ROOTED, Case
-from nccluprobe.canary.errors import ArgumentError
+from nccluprobe.canary.errors import ArgumentError, CanaryError
 from nccluprobe.canary.faults import Fault, parse_all
 from nccluprobe.canary.launch import job_name
 from nccluprobe.canary.measure import cases_of
@@ -200,6 +201,10 @@ class Planter:
         mine = fault.rank == b.rank
         if mine:
             self._tell(fault)
+        # Who aborts may end what a slower rank still waits for.  Who is through this
+        # barrier knows that all are through with the step; who is not may fail in it.
+        with contextlib.suppress(CanaryError):
+            b.barrier(b.deadline)
         b.abort()
         if mine and fault.kind == "no_reconnect":
             host, port = b.address
