@@ -139,41 +139,36 @@ class _Rows:
 
     def batch(self, source: int, at: slice) -> m.Batch:
         """Collectives of one communicator."""
-        table = self.table
         return m.Batch(
-            source=source,
-            comm=int(self.comm[at.start]),
-            ord=table[c.ORD, at],
-            idx=table[c.IDX, at],
-            sig=self.sig[at],
-            t_enter=self.t[at],
-            t_exit=self.t_exit[at],
-            rc=self.rc[at],
-            group=self.group[at],
-            thread=self.thread[at],
+            **self._shared(source, at),
             seq=self.seq[at],
-            stream=table[c.STREAM, at],
             site=None if self.site is None else self.site[at],
         )
 
     def pairs(self, source: int, at: slice) -> m.P2PBatch:
         """Sends and receives of one communicator."""
-        table = self.table
         return m.P2PBatch(
-            source=source,
-            comm=int(self.comm[at.start]),
+            **self._shared(source, at),
             send=IS_SEND[self.codes[at]],
-            peer=table[c.PEER, at].astype(np.int32),
-            ord=table[c.ORD, at],
-            idx=table[c.IDX, at],
-            sig=self.sig[at],
-            t_enter=self.t[at],
-            t_exit=self.t_exit[at],
-            rc=self.rc[at],
-            group=self.group[at],
-            thread=self.thread[at],
-            stream=table[c.STREAM, at],
+            peer=self.table[c.PEER, at].astype(np.int32),
         )
+
+    def _shared(self, source: int, at: slice) -> dict[str, Any]:
+        """What calls of one communicator have, of whichever kind."""
+        table = self.table
+        return {
+            "source": source,
+            "comm": int(self.comm[at.start]),
+            "ord": table[c.ORD, at],
+            "idx": table[c.IDX, at],
+            "sig": self.sig[at],
+            "t_enter": self.t[at],
+            "t_exit": self.t_exit[at],
+            "rc": self.rc[at],
+            "group": self.group[at],
+            "thread": self.thread[at],
+            "stream": table[c.STREAM, at],
+        }
 
 
 def groups_left_open(state: SourceState, x: Columns) -> list[m.Item]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
@@ -199,15 +199,15 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
     signature = ctx.table[oldest[0][2]]
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
     details: dict[str, Any] = {
-        "api": signature.api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": ranks,
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": "all_inside",
-        "confidence": "observed" if comm.complete_view else "reduced",
-        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+        **required(
+            signature.api,
+            comm.key.nranks,
+            ranks,
+            "all_inside",
+            "observed" if comm.complete_view else "reduced",
+            waited_s=seconds(waited),
+            lossy=any(e.lost or e.process.lost for e in members),
+        ),
         "signature": signature.text(),
         "comm_name": comm.name,
         "instance": comm.key.instance,
@@ -244,15 +244,15 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
     api = signature.api if signature else None
     also = f", and so on {places} communicators" if places > 1 else ""
     details: dict[str, Any] = {
-        "api": api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": [x.comm_rank for x in comm.members() if x.entered > b.slot],
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": "not_complete_here",
-        "confidence": "inferred",
-        "trace_event_loss_possible": False,
+        **required(
+            api,
+            comm.key.nranks,
+            [x.comm_rank for x in comm.members() if x.entered > b.slot],
+            "not_complete_here",
+            "inferred",
+            waited_s=seconds(waited),
+            lossy=False,
+        ),
         "signature": signature.text() if signature else None,
         "comm_name": comm.name,
         "instance": comm.key.instance,

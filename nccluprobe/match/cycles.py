@@ -7,7 +7,7 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.graph import Cycle, odd_call
 from nccluprobe.match.status import coverage_of, ranks_text
 from nccluprobe.match.waits import Wait
@@ -61,16 +61,14 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         if e.actor in cycle.minority and len(cycle.minority) < len(cycle.actors)
     ]
     details: dict[str, Any] = {
-        "api": first.finding.details.get("api") if first.finding else None,
-        "expected_nranks": first.comm.key.nranks,
-        "entered_comm_ranks": [e.comm_rank for e in first.entered],
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": "orders_exclude" if odd is None or not cycle.minority else "call_extra",
-        "confidence": "observed" if cycle.proven else "inferred",
-        "trace_event_loss_possible": any(
-            e.lost or e.process.lost for w in cycle.waits for e in w.entered
+        **required(
+            first.finding.details.get("api") if first.finding else None,
+            first.comm.key.nranks,
+            [e.comm_rank for e in first.entered],
+            "orders_exclude" if odd is None or not cycle.minority else "call_extra",
+            "observed" if cycle.proven else "inferred",
+            waited_s=seconds(waited),
+            lossy=any(e.lost or e.process.lost for w in cycle.waits for e in w.entered),
         ),
         "comm_name": first.comm.name,
         "instance": first.comm.key.instance,

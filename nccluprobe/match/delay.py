@@ -15,7 +15,7 @@ from typing import Any
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.phases import of_process
@@ -180,15 +180,15 @@ def _finding(e: Episode, ctx: Context) -> Finding:
     signature = ctx.table[wait.sig]
     status = rank_status(comm, e.rank, endpoint, ctx.now, limit, "rank_late")
     details: dict[str, Any] = {
-        "api": signature.api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": sorted(e.in_time),
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(wait.times[e.rank] - wait.first),
-        "reason": "rank_late",
-        "confidence": "observed" if endpoint.base == "exact" else "reduced",
-        "trace_event_loss_possible": bool(endpoint.process.lost),
+        **required(
+            signature.api,
+            comm.key.nranks,
+            sorted(e.in_time),
+            "rank_late",
+            "observed" if endpoint.base == "exact" else "reduced",
+            waited_s=seconds(wait.times[e.rank] - wait.first),
+            lossy=bool(endpoint.process.lost),
+        ),
         "late_comm_ranks": [e.rank],
         "late_rank_status": [status],
         "spread_s": seconds(wait.times[e.rank] - max(wait.times[r] for r in e.in_time)),

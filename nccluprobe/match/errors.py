@@ -10,7 +10,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding
+from nccluprobe.match.finding import Finding, required
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import process_facts
@@ -186,15 +186,15 @@ def _finding(error: _Error, ctx: Context) -> Finding:
         comm_seq=None,
         detected_at=ctx.now,
         details={
-            "api": call.api,
-            "expected_nranks": e.info.nranks if e else call.nranks,
-            "entered_comm_ranks": [],
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": 0.0,
-            "reason": "call_returned_error",
-            "confidence": "observed",
-            "trace_event_loss_possible": False,
+            **required(
+                call.api,
+                e.info.nranks if e else call.nranks,
+                [],
+                "call_returned_error",
+                "observed",
+                waited_s=0.0,
+                lossy=False,
+            ),
             "comm_rank": e.comm_rank if e else call.rank,
             "error_comm_ranks": ranks,
             "global_rank": p.rank,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.process import Inside, Process
 from nccluprobe.match.status import coverage_of, process_facts, ranks_text
 from nccluprobe.match.waits import Wait
@@ -95,15 +95,15 @@ def _call(
         comm_seq=None,
         detected_at=ctx.now,
         details={
-            "api": call.api,
-            "expected_nranks": None if e is None else e.info.nranks,
-            "entered_comm_ranks": [] if e is None else [e.comm_rank],
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": seconds(waited),
-            "reason": "call_not_returned",
-            "confidence": "inferred",
-            "trace_event_loss_possible": bool(p.lost_since(call.t)),
+            **required(
+                call.api,
+                None if e is None else e.info.nranks,
+                [] if e is None else [e.comm_rank],
+                "call_not_returned",
+                "inferred",
+                waited_s=seconds(waited),
+                lossy=bool(p.lost_since(call.t)),
+            ),
             "inside_comm_ranks": [] if e is None else [e.comm_rank],
             "first_entered_unix_ns": call.t,
             **process_facts(p),
@@ -178,15 +178,15 @@ def _level(
         comm_seq=comm.last_seq,
         detected_at=ctx.now,
         details={
-            "api": api,
-            "expected_nranks": comm.key.nranks,
-            "entered_comm_ranks": [e.comm_rank for e in members],
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": seconds(waited),
-            "reason": "call_not_returned",
-            "confidence": "inferred",
-            "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+            **required(
+                api,
+                comm.key.nranks,
+                [e.comm_rank for e in members],
+                "call_not_returned",
+                "inferred",
+                waited_s=seconds(waited),
+                lossy=any(e.lost or e.process.lost for e in members),
+            ),
             "signature": signature.text() if signature else None,
             "comm_name": comm.name,
             "instance": comm.key.instance,

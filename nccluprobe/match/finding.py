@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,3 +137,30 @@ class Finding:
 def seconds(ns: int) -> float:
     """Nanoseconds as seconds with millisecond resolution."""
     return round(ns / 1e9, 3)
+
+
+def required(
+    api: str | None,
+    nranks: int | None,
+    entered: Sequence[int | None],
+    reason: str,
+    confidence: str,
+    *,
+    waited_s: float,
+    lossy: bool,
+) -> dict[str, Any]:
+    """The details that every finding has, of one in which no rank is missing.
+
+    ``entered``: communicator ranks; ``lossy``: whether lost events may be behind it.
+    """
+    return {
+        "api": api,
+        "expected_nranks": nranks,
+        "entered_comm_ranks": list(entered),
+        "missing_comm_ranks": [],
+        "missing_rank_status": [],
+        "waited_s": waited_s,
+        "reason": reason,
+        "confidence": confidence,
+        "trace_event_loss_possible": lossy,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nccluprobe.match.absence import Context
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import process_facts, ranks_text
 
@@ -42,15 +42,15 @@ def _finding(
         comm_seq=None,
         detected_at=ctx.now,
         details={
-            "api": claims[0].api,
-            "expected_nranks": nranks,
-            "entered_comm_ranks": sorted({c.rank for c in claims}),
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": seconds(waited),
-            "reason": reason,
-            "confidence": confidence,
-            "trace_event_loss_possible": any(c.process.lost for c in claims),
+            **required(
+                claims[0].api,
+                nranks,
+                sorted({c.rank for c in claims}),
+                reason,
+                confidence,
+                waited_s=seconds(waited),
+                lossy=any(c.process.lost for c in claims),
+            ),
             "first_entered_unix_ns": min(c.t for c in claims),
             **details,
         },

@@ -12,7 +12,7 @@ from nccluprobe.match.absence import Context, OpenSlot
 from nccluprobe.match.communicator import Communicator, Disagreement
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, SignatureTable, difference
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
@@ -212,15 +212,15 @@ def _finding(
     if shift is not None:
         reason = "call_skipped" if shift.skip else "call_extra"
     details: dict[str, Any] = {
-        "api": model.api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": sorted(present),
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(max(0, ctx.now - min(entries))),
-        "reason": reason,
-        "confidence": _confidence(exact, decision),
-        "trace_event_loss_possible": any(e.lost for e in comm.members()),
+        **required(
+            model.api,
+            comm.key.nranks,
+            sorted(present),
+            reason,
+            _confidence(exact, decision),
+            waited_s=seconds(max(0, ctx.now - min(entries))),
+            lossy=any(e.lost for e in comm.members()),
+        ),
         "provisional": provisional,
         "differs_in": parts,
         "majority_comm_ranks": sorted(decision.reference) if named else [],

@@ -19,7 +19,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import coverage_of, ranks_text
 
@@ -184,15 +184,15 @@ def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
     members = {e.process.who for c in (i.x, i.y) for e in c.members()}
     text = "; ".join(_calls(s, i, s[0].before[i.slot] <= i.other) for s in i.sides[:3])
     details: dict[str, Any] = {
-        "api": None,
-        "expected_nranks": i.x.key.nranks,
-        "entered_comm_ranks": [e.comm_rank for e in i.x.members()],
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited) if hangs else 0.0,
-        "reason": "orders_exclude",
-        "confidence": "inferred",
-        "trace_event_loss_possible": any(e.lost for c in (i.x, i.y) for e in c.members()),
+        **required(
+            None,
+            i.x.key.nranks,
+            [e.comm_rank for e in i.x.members()],
+            "orders_exclude",
+            "inferred",
+            waited_s=seconds(waited) if hangs else 0.0,
+            lossy=any(e.lost for c in (i.x, i.y) for e in c.members()),
+        ),
         "comm_name": i.x.name,
         "instance": i.x.key.instance,
         "other_comm_uid_hash": i.y.key.hash,

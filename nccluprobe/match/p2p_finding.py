@@ -8,7 +8,7 @@ from typing import Any
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.p2p_pair import Pair, size_of
 from nccluprobe.match.p2p_queue import Op
 from nccluprobe.match.p2p_units import Open, Unit
@@ -46,15 +46,15 @@ def base(
 ) -> dict[str, Any]:
     """Details that all findings have."""
     details: dict[str, Any] = {
-        "api": None,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": [],
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(max(0, until - first)),
-        "reason": "rank_alive_but_not_entered",
-        "confidence": "observed",
-        "trace_event_loss_possible": loss,
+        **required(
+            None,
+            comm.key.nranks,
+            [],
+            "rank_alive_but_not_entered",
+            "observed",
+            waited_s=seconds(max(0, until - first)),
+            lossy=loss,
+        ),
         "comm_name": comm.name,
         "instance": comm.key.instance,
         "first_entered_unix_ns": first,

@@ -11,7 +11,7 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.signature import SiteNames
 from nccluprobe.match.sitelog import Parting, majority
 from nccluprobe.match.status import coverage_of, ranks_text
@@ -102,15 +102,15 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
         comm_seq=p.seq,
         detected_at=ctx.now,
         details={
-            "api": api,
-            "expected_nranks": comm.key.nranks,
-            "entered_comm_ranks": sorted(p.sites),
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": f.details["waited_s"],
-            "reason": "call_extra",
-            "confidence": "inferred",
-            "trace_event_loss_possible": f.details["trace_event_loss_possible"],
+            **required(
+                api,
+                comm.key.nranks,
+                sorted(p.sites),
+                "call_extra",
+                "inferred",
+                waited_s=f.details["waited_s"],
+                lossy=f.details["trace_event_loss_possible"],
+            ),
             "differs_in": ["site"],
             "majority_comm_ranks": others,
             "minority_comm_ranks": ranks,

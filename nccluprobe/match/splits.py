@@ -9,7 +9,7 @@ from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import Children, Made, inside_child
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.inits import GROW, Inits
 from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
@@ -122,7 +122,6 @@ def _stuck(x: _Came) -> Finding | None:
         detected_at=x.ctx.now,
         details={
             **_details(x, waited, "all_inside"),
-            "confidence": "inferred",
             "summary": (
                 f"All {len(ranks)} callers are inside {x.call.api} {x.child} of communicator "
                 f"{x.comm.label}, the last since {seconds(waited):.1f} s, and it does not end: "
@@ -140,14 +139,15 @@ def _stuck(x: _Came) -> Finding | None:
 
 def _details(x: _Came, waited: int, reason: str) -> dict[str, Any]:
     return {
-        "api": x.call.api,
-        "expected_nranks": x.comm.key.nranks,
-        "entered_comm_ranks": sorted(e.comm_rank or 0 for e in x.came),
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": reason,
-        "trace_event_loss_possible": any(e.process.lost_since(x.first) for e in x.absent),
+        **required(
+            x.call.api,
+            x.comm.key.nranks,
+            sorted(e.comm_rank or 0 for e in x.came),
+            reason,
+            "inferred",
+            waited_s=seconds(waited),
+            lossy=any(e.process.lost_since(x.first) for e in x.absent),
+        ),
         "child": x.child,
         "comm_name": x.comm.name,
         "instance": x.comm.key.instance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
@@ -10,7 +10,7 @@ from nccluprobe.match.children import inside_child
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.status import coverage_of, ranks_text
 from nccluprobe.match.waits import Wait
 
@@ -67,15 +67,15 @@ def _finding(
             f"going on."
         )
     details: dict[str, Any] = {
-        "api": api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": ranks,
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": reason,
-        "confidence": "reduced" if unobserved else "inferred",
-        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
+        **required(
+            api,
+            comm.key.nranks,
+            ranks,
+            reason,
+            "reduced" if unobserved else "inferred",
+            waited_s=seconds(waited),
+            lossy=any(e.lost or e.process.lost for e in members),
+        ),
         "signature": signature.text() if signature else None,
         "comm_name": comm.name,
         "instance": comm.key.instance,
@@ -103,44 +103,14 @@ def _finding(
 def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding:
     """All members' newest call is one slot, and others wait for them elsewhere: the device."""
     comm, members = stall.comm, list(stall.members)
-    seq = comm.last_seq
-    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
-    api = signature.api if signature else None
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
     waited = max(0, ctx.now - stall.since)
     elsewhere = len({e.actor for w in behind for e in w.entered})
-    details: dict[str, Any] = {
-        "api": api,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": ranks,
-        "missing_comm_ranks": [],
-        "missing_rank_status": [],
-        "waited_s": seconds(waited),
-        "reason": "all_silent_after",
-        "confidence": "inferred",
-        "trace_event_loss_possible": any(e.lost or e.process.lost for e in members),
-        "signature": signature.text() if signature else None,
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
-        "unobserved_comm_ranks": 0,
-        "summary": _stall_text(stall, f"{api} #{seq}", ranks, waited, elsewhere),
-    }
-    severe = any(w.finding is not None and w.finding.severity == "error" for w in behind)
-    return Finding(
-        key=("stall", *comm.key, seq),
-        hang_type="collective_all_ranks_stuck",
-        run_id=ctx.run_id,
-        comm_uid_hash=comm.key.hash,
-        comm_seq=seq,
-        detected_at=ctx.now,
-        details=details,
-        severity="error" if severe else "notice",
-        role="root_cause",
-        job=ctx.job,
-        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
-        since=stall.since,
-        waiters=tuple(e.process.who for e in members),
-    )
+    key = ("stall", *comm.key, comm.last_seq)
+    f = _of_the_device(key, comm, members, [w.finding for w in behind], stall.since, ctx)
+    f.details["entered_comm_ranks"] = ranks
+    f.details["summary"] = _stall_text(stall, _newest_call(comm, ctx), ranks, waited, elsewhere)
+    return f
 
 
 def hung_finding(
@@ -150,47 +120,66 @@ def hung_finding(
 
     ``kept``: these members; ``behind``: findings of ranks that wait because of it.
     """
-    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
-    api = signature.api if signature else None
     ranks = [e.comm_rank for e in kept if e.comm_rank is not None]
     since = max(max(e.process.last_activity, e.last_t) for e in kept)
-    waited = max(0, ctx.now - since)
-    lossy = any(e.lost or e.process.lost for e in comm.members())
+    f = _of_the_device(("hung", *comm.key), comm, kept, behind, since, ctx)
+    if f.details["trace_event_loss_possible"]:
+        f.details["confidence"] = "reduced"
+    f.details["unobserved_comm_ranks"] = len(comm.unobserved())
+    f.details["summary"] = (
+        f"Ranks {ranks_text(ranks)} of communicator {comm.label} stand still for "
+        f"{f.details['waited_s']:.1f} s, and no rank that does not come explains all of them: "
+        f"a call that all entered, {_newest_call(comm, ctx)} or one before, does not end on "
+        f"the device; no single rank stands out."
+    )
+    return f
+
+
+def _of_the_device(
+    key: tuple[Hashable, ...],
+    comm: Communicator,
+    kept: Sequence[Endpoint],
+    behind: Sequence[Finding | None],
+    since: int,
+    ctx: Context,
+) -> Finding:
+    """``kept`` stand still in what all have entered: a cause with nobody to blame."""
+    signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
+    severe = any(f is not None and f.severity == "error" for f in behind)
     return Finding(
-        key=("hung", *comm.key),
+        key=key,
         hang_type="collective_all_ranks_stuck",
         run_id=ctx.run_id,
         comm_uid_hash=comm.key.hash,
         comm_seq=comm.last_seq,
         detected_at=ctx.now,
         details={
-            "api": api,
-            "expected_nranks": comm.key.nranks,
-            "entered_comm_ranks": [e.comm_rank for e in comm.members()],
-            "missing_comm_ranks": [],
-            "missing_rank_status": [],
-            "waited_s": seconds(waited),
-            "reason": "all_silent_after",
-            "confidence": "reduced" if lossy else "inferred",
-            "trace_event_loss_possible": lossy,
+            **required(
+                signature.api if signature else None,
+                comm.key.nranks,
+                [e.comm_rank for e in comm.members()],
+                "all_silent_after",
+                "inferred",
+                waited_s=seconds(max(0, ctx.now - since)),
+                lossy=any(e.lost or e.process.lost for e in comm.members()),
+            ),
             "signature": signature.text() if signature else None,
             "comm_name": comm.name,
             "instance": comm.key.instance,
-            "unobserved_comm_ranks": len(comm.unobserved()),
-            "summary": (
-                f"Ranks {ranks_text(ranks)} of communicator {comm.label} stand still for "
-                f"{seconds(waited):.1f} s, and no rank that does not come explains all of them: "
-                f"a call that all entered, {api} #{comm.last_seq} or one before, does not end on "
-                f"the device; no single rank stands out."
-            ),
+            "unobserved_comm_ranks": 0,
         },
-        severity="error" if any(f.severity == "error" for f in behind) else "notice",
+        severity="error" if severe else "notice",
         role="root_cause",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
         since=since,
         waiters=tuple(e.process.who for e in kept),
     )
+
+
+def _newest_call(comm: Communicator, ctx: Context) -> str:
+    api = None if comm.last_sig is None else ctx.table[comm.last_sig].api
+    return f"{api} #{comm.last_seq}"
 
 
 def _stall_text(stall: Stall, call: str, ranks: list[int], waited: int, elsewhere: int) -> str:

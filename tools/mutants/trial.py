@@ -6,6 +6,7 @@ collected, so nothing is imported twice and no run changes another.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -97,6 +98,7 @@ class Trial:
                 self._start(pending.pop(0), seen, running)
             if running:
                 pid, status = os.wait()
+                _end_children(pid)
                 self._ended(running.pop(pid), status)
         return True
 
@@ -111,6 +113,7 @@ class Trial:
         pids = [self._watch(part, f) for part, f in zip(parts, folders, strict=True)]
         for pid in pids:
             os.waitpid(pid, 0)
+            _end_children(pid)
         items = [x for part in parts for x in part]
         found: list[tuple[str, float, bytes]] = []
         for folder in folders:
@@ -208,6 +211,12 @@ def _alone(folder: Path) -> None:
         os.dup2(null, fd)
     # pytest makes tmp_path below this at its first use.
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+
+
+def _end_children(pid: int) -> None:
+    """Ends what a forked process has started, and left when its time was over."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _limit(seconds: float) -> None:

@@ -61,7 +61,7 @@ def test_who_is_away_is_blamed_whatever_others_do() -> None:
     assert causes(analyze_job(job)) == {("collective_missing_enter", (1,))}
 
 
-def test_hosts_held_in_calls_that_hold_nobody_show_that_the_device_stands() -> None:
+def _held_behind_rank_2(count: int) -> Job:
     """Rank 2 does not come back from a call that all made, and the others not from the next."""
     job = Job()
     comms = job.world(4)
@@ -70,20 +70,17 @@ def test_hosts_held_in_calls_that_hold_nobody_show_that_the_device_stands() -> N
         (c.proc.enter if r == 2 else c.proc.call)(c, AR, t)
     for r, c in enumerate(comms):
         if r != 2:
-            c.proc.enter(c, AR, t + 0.1)
+            c.proc.enter(c, AR, t + 0.1, count=count)
     cover(job.procs, t + 400)
-    assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
+    return job
+
+
+def test_hosts_held_in_calls_that_hold_nobody_show_that_the_device_stands() -> None:
+    found = analyze_job(_held_behind_rank_2(1024))
+    assert causes(found) == {("collective_all_ranks_stuck", ())}
 
 
 def test_hosts_in_a_call_that_may_connect_show_nothing() -> None:
     """The next call is the first of its size: it may wait for the absent rank's host."""
-    job = Job()
-    comms = job.world(4)
-    t = steps(comms, 5)
-    for r, c in enumerate(comms):
-        (c.proc.enter if r == 2 else c.proc.call)(c, AR, t)
-    for r, c in enumerate(comms):
-        if r != 2:
-            c.proc.enter(c, AR, t + 0.1, count=1 << 24)
-    cover(job.procs, t + 400)
-    assert causes(analyze_job(job)) == {("nccl_missing_exit", (2,))}
+    found = analyze_job(_held_behind_rank_2(1 << 24))
+    assert causes(found) == {("nccl_missing_exit", (2,))}

@@ -80,7 +80,7 @@ def test_whole_traces(native: ctypes.CDLL, size: int) -> None:
 
 def test_mutated_traces(native: ctypes.CDLL) -> None:
     files = list(traces().values())
-    for seed in range(200):
+    for seed in range(600):
         rng = random.Random(seed)
         data = mutated(rng, rng.choice(files), True)
         # Lines that are wrong each alone, and right together, are nobody's business.
