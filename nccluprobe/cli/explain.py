@@ -81,7 +81,8 @@ def _pick(findings: list[Finding], wanted: str, run: Path) -> Finding:
     if matches:
         raise NccluprobeError(f"{wanted}: several findings begin so: {ids}", ExitCode.USAGE)
     raise NccluprobeError(
-        f"{wanted}: no such finding in {run}; there are: {ids} (give the limits that analyze had)",
+        f"{wanted}: no such finding in {run} with these limits; there are: {ids}; "
+        "give the options that analyze had, such as --missing-after",
         ExitCode.USAGE,
     )
 

@@ -183,6 +183,10 @@ def _alignment(f: Finding) -> Iterable[str]:
         yield f"and {len(placed) - _FOLD} more ranks that were attached late"
 
 
+#: What a process that was there is blamed for: whoever killed it, it did not come before.
+_OF_THE_LIVING = ("rank_alive_but_not_entered", "rank_inside_other_call")
+
+
 def _next_step(f: Finding) -> str | None:
     reason = f.details.get("reason")
     statuses: list[dict[str, Any]] = []
@@ -196,7 +200,12 @@ def _next_step(f: Finding) -> str | None:
     if where is None or not where.get("pid"):  # 0: a source that does not tell
         return _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))
-    if reason in ("rank_alive_but_not_entered", "rank_inside_other_call"):
+    if where.get("heartbeat") == "absent" and reason in _OF_THE_LIVING:
+        return (
+            f"pid {pid} on {host} has ended since: look at the end of its log, and next time at "
+            "its stack (py-spy dump) before it is killed"
+        )
+    if reason in _OF_THE_LIVING:
         return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
     if reason in ("rank_exit_or_crash_suspected", "rank_exited"):
         return f"look at the end of the log of pid {pid} on {host}, and at dmesg for an OOM kill"

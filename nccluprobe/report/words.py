@@ -64,4 +64,6 @@ def why(status: dict[str, Any]) -> str:
         "stopped": "its process is stopped",
         "uninterruptible": "its main thread is blocked in the kernel",
     }.get(str(main))
+    if status.get("heartbeat") == "absent":
+        return "it was alive and outside this call until its process ended"
     return "it is alive and outside this call" + (f": {where}" if where else "")

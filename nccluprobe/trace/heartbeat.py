@@ -28,7 +28,7 @@ LONGEST_S = 86_400
 _AHEAD_NS = 60 * 1_000_000_000
 _SECOND = 1_000_000_000
 #: The nature of a healthy job, not a phase of it.
-_NO_PHASE = frozenset({"", "none", "train", "training", "step", "run", "running"})
+_NO_PHASE = frozenset({"", "none", "null", "train", "training", "step", "run", "running"})
 
 
 class NotAHeartbeat(Exception):
@@ -91,7 +91,7 @@ def parse(data: bytes, now: int) -> Heartbeat:
     return Heartbeat(
         host=host,
         pid=pid,
-        phase=None if phase is None or phase in _NO_PHASE else phase,
+        phase=None if phase is None or phase.lower() in _NO_PHASE else phase,
         time=time,
         rank=_natural(row, "rank"),
         since=None if since is None else min(since, time),

@@ -95,6 +95,13 @@ def test_explain_takes_what_analyze_took(tmp_path: Path) -> None:
     assert command("explain", tmp_path, "f", "--from", "nonsense")[0] == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("name", ["none", "null", "None", "", None])
+def test_what_is_no_phase_excuses_nothing(tmp_path: Path, name: str | None) -> None:
+    folder = run(tmp_path)
+    beat(folder, phase=name)
+    assert analyze(tmp_path)[0] == ExitCode.FINDINGS
+
+
 @pytest.mark.parametrize("value", ["checkpoint", "=5", "x=-1", "x=nan", "x=1e9", "x="])
 def test_a_limit_that_is_none(tmp_path: Path, value: str) -> None:
     run(tmp_path)

@@ -121,6 +121,21 @@ def test_explain_shows_the_calls_around_a_finding(tmp_path: Path) -> None:
     assert "no call for 61.1 s: its main thread is running outside NCCL" in text
 
 
+def test_a_hung_job_that_was_ended_is_not_called_alive(tmp_path: Path) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 61)
+    for p in job.procs:
+        p.end(t + 61.5, "signaled", signal=15)
+    job.write(tmp_path)
+    text = " ".join(run("analyze", tmp_path).stdout.split())
+    assert "rank 3: it was alive and outside this call until its process ended" in text
+    assert "pid 1003 on node0 has ended since" in text
+    assert "it is alive" not in text
+
+
 def test_explain_of_no_such_finding(tmp_path: Path) -> None:
     hung().write(tmp_path)
     (found,) = lines(run("analyze", tmp_path, "--json").stdout)
