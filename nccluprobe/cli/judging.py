@@ -65,7 +65,9 @@ class Session:
                 continue
             if p.phases.declared and source not in self._declared:
                 continue
-            wanted = Wanted(source, p.info.host, (p.info.pid, p.info.ns_pid), p.rank)
+            start = self.analysis.decoder.unix(source, p.info.key.start)
+            pids = (p.info.pid, p.info.ns_pid)
+            wanted = Wanted(source, p.info.host, pids, p.rank, start)
             folders.setdefault(os.path.dirname(name), []).append(wanted)  # noqa: PTH120 - many
         for folder, some in folders.items():
             for source, h in self.heartbeats.look(folder, some, now):

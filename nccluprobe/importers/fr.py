@@ -72,7 +72,7 @@ class FlightRecorder:
         self.calls = 0
         #: Whether the time of the dumps is not known, and the timeout stands for it.
         self.assumed = False
-        #: Ranks that left no dump, and that others wait for.
+        #: Ranks that left no whole dump, and that others wait for.
         self.suspects: set[int] = set()
         self._groups: dict[GroupKey, _Group] = {}
         self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()

@@ -29,7 +29,7 @@ def why(status: dict[str, Any]) -> str:
             return "its process cannot be reached any more"
         return f"its process exited with code {status['exit_code']}"
     if reason == "rank_left_no_dump":
-        return "it left no dump: it is stuck or gone, and nothing else explains the wait"
+        return "it left no whole dump: it is stuck or gone, and nothing else explains the wait"
     if reason == "rank_exited":
         code = status.get("exit_code")
         return f"its process exited with code {code}" if code == 0 else "its process is gone"

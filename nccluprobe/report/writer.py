@@ -48,6 +48,8 @@ class FindingWriter:
         #: What the file says of each finding: another analysis may have written it.
         self._last: dict[str, tuple[object, ...]] = {}
         self._read = 0  # bytes of the file that `_last` knows
+        self._unwritten: list[Finding] = []
+        self._torn = False  # the file ends in a part of a line
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._findings = _append(folder / FINDINGS)
@@ -64,13 +66,19 @@ class FindingWriter:
         Several analyses may write to one folder at once: what one has written, no
         other writes again.
         """
+        findings = [*self._unwritten, *findings]
         if not findings:
             return
         with _locked(self._findings):
             self._catch_up()
             new = [f for f in findings if self._last.get(f.id) != _said(f.to_json())]
+            data = b"".join(finding_line(f) for f in new)
+            # Whoever wrote before was ended in mid-line: what follows is a line of its own.
+            if not self._put(self._findings, (b"\n" if self._torn and data else b"") + data):
+                self._unwritten = new  # until there is room
+                return
+            self._unwritten = []
             self._last.update((f.id, _said(f.to_json())) for f in new)
-            self._put(self._findings, b"".join(finding_line(f) for f in new))
             self._catch_up()
         for f in new:
             self.log(f"{f.state} {f.severity} {f.hang_type} {f.id} {f.role}")
@@ -88,6 +96,7 @@ class FindingWriter:
         except OSError:
             return
         end = data.rfind(b"\n") + 1
+        self._torn = end < len(data)
         self._read += end
         self._last.update(_told(data[:end]))
 
@@ -96,8 +105,8 @@ class FindingWriter:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._put(self._log, f"{stamp} {text}\n".encode("utf-8", "backslashreplace"))
 
-    def _put(self, fd: int, data: bytes) -> None:
-        """A full disk must not keep the verdict from being shown."""
+    def _put(self, fd: int, data: bytes) -> bool:
+        """Whether all is written; a full disk must not keep the verdict from being shown."""
         try:
             while data:  # a disk that is nearly full takes a part
                 data = data[os.write(fd, data) :]
@@ -107,6 +116,8 @@ class FindingWriter:
                 sys.stderr.write(
                     f"nccluprobe: findings are not written to {self.folder}: {error.strerror}\n"
                 )
+            return False
+        return True
 
     def mark(self) -> None:
         """Write ``analyzer.pid``, as long as this analysis follows a job."""

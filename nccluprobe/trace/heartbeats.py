@@ -13,12 +13,16 @@ _MOST_REFUSED = 10_000
 
 
 class Wanted(NamedTuple):
-    """A process whose heartbeat is looked for; ``pids``: its numbers in pid namespaces."""
+    """A process whose heartbeat is looked for.
+
+    ``pids``: its numbers in pid namespaces; ``start``: unix ns, 0: not known.
+    """
 
     source: int
     host: str
     pids: tuple[int | None, ...]
     rank: int | None
+    start: int
 
 
 class HeartbeatReader:
@@ -58,7 +62,7 @@ class HeartbeatReader:
                 found = heartbeat.read(beats, name, now)
                 if found is None:
                     continue
-                why = found.mismatch(process.host, process.pids, process.rank, 0)
+                why = found.mismatch(process.host, process.pids, process.rank, process.start)
             except NotAHeartbeat as error:
                 why = str(error)
             if why is None:

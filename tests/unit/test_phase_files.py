@@ -95,6 +95,15 @@ def test_explain_takes_what_analyze_took(tmp_path: Path) -> None:
     assert command("explain", tmp_path, "f", "--from", "nonsense")[0] == ExitCode.USAGE
 
 
+def test_a_file_of_the_process_before_excuses_nobody(tmp_path: Path) -> None:
+    """A restart with the same rank and pid: the file is older than the process."""
+    folder = run(tmp_path)
+    beat(folder, time=UNIX / S - 10_000, limit_s=86_400)
+    code, text = analyze(tmp_path)
+    assert code == ExitCode.FINDINGS
+    assert "older than its process" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("name", ["none", "null", "None", "", None])
 def test_what_is_no_phase_excuses_nothing(tmp_path: Path, name: str | None) -> None:
     folder = run(tmp_path)

@@ -71,3 +71,34 @@ def test_a_lock_that_is_never_given_back_does_not_hold_us(
         fcntl.flock(other, fcntl.LOCK_EX)
         mine.write([finding(1)])
         assert ids(tmp_path) == [finding(1).id]
+
+
+def test_after_a_line_that_was_cut_a_finding_has_a_line_of_its_own(tmp_path: Path) -> None:
+    with FindingWriter(tmp_path) as a:
+        a.write([finding(1)])
+    whole = (tmp_path / FINDINGS).read_bytes()
+    (tmp_path / FINDINGS).write_bytes(whole[:-20])  # its writer was killed
+    with FindingWriter(tmp_path) as b:
+        b.write([finding(1), finding(2)])
+        b.write([finding(2)])
+    first, *rest = (tmp_path / FINDINGS).read_bytes().splitlines(keepends=True)
+    assert first == whole[:-20] + b"\n"
+    assert [json.loads(line)["id"] for line in rest] == [finding(1).id, finding(2).id]
+
+
+def test_what_a_full_disk_refused_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FindingWriter(tmp_path) as a:
+        with monkeypatch.context() as full:
+
+            def refuse(fd: int, data: bytes) -> int:
+                raise OSError(28, "No space left on device")
+
+            full.setattr(writer.os, "write", refuse)
+            a.write([finding(1)])
+        assert ids(tmp_path) == []
+        a.write([])
+        assert ids(tmp_path) == [finding(1).id]
+        a.write([finding(1)])
+        assert ids(tmp_path) == [finding(1).id]

@@ -209,6 +209,17 @@ def test_odd_lines(native: ctypes.CDLL, odd: str) -> None:
     _same(good[0] + line * 3, native)
 
 
+def test_lines_that_are_whole_only_together(native: ctypes.CDLL) -> None:
+    """A call between two halves of a line is a call, and each half a bad line."""
+    call = _CALL % (MONO, 0, 0)
+    other = b'{"kind":"zz"}'
+    for tail in (b"3]},%s,%s", b"3]},0,%s,0,%s"):
+        data = b'{"kind":"zz","a":[1\n' + call + tail % (other, other) + b"\n"
+        _same(data, native)
+        _, counts, _ = _decoded([data], None)
+        assert (counts.calls, counts.bad_lines) == (1, 2)
+
+
 def test_fields_of_a_later_version_do_not_slow_it(native: ctypes.CDLL) -> None:
     new = '"rc":0,"new":"x","newer":null'
     odd = [_LINE.replace('"rc":0', new), _LINE, _LINE.replace('"rc":0', new + ',"new":3')]
