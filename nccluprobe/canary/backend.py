@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
+from nccluprobe import numerals
 from nccluprobe.canary import bootstrap
 from nccluprobe.canary.cuda import Cuda
 from nccluprobe.canary.errors import ArgumentError, CanaryError, CudaError, NcclError
@@ -277,8 +278,8 @@ class NcclBackend(Registration, Operations):
         if count < 1:
             raise CanaryError("there is no CUDA device here")
         if device is None:
-            local = os.environ.get("LOCAL_RANK", "")
-            device = (int(local) if local.isdigit() else self.rank) % count
+            local = numerals.whole(os.environ.get("LOCAL_RANK", ""))
+            device = (self.rank if local is None else local) % count
         if not 0 <= device < count:
             raise ArgumentError(f"device {device}: there are devices 0 to {count - 1}")
         self.cuda.open(device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nccluprobe import numerals
 from nccluprobe.canary.errors import ArgumentError
 
 DEFAULT_AT = 10
@@ -112,11 +113,8 @@ def parse_all(texts: Sequence[str], world: int) -> tuple[Fault, ...]:
 
 
 def _number(text: str, key: str, value: str, fraction: bool) -> float | int:
-    try:
-        number = float(value) if fraction else int(value)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 1 << 31:
+    number = numerals.decimal(value) if fraction else numerals.whole(value)
+    if number is None or not 0 <= number < 1 << 31:
         what = "seconds" if fraction else "a whole number"
         raise ArgumentError(f"--inject {text!r}: {key}={value}: give {what}, 0 or more")
     return number

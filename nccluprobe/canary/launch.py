@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nccluprobe import numerals
 from nccluprobe.canary.errors import ArgumentError
 from nccluprobe.procinfo import ranks_of
 
@@ -97,9 +98,10 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """HOST:PORT or [IPv6]:PORT; ArgumentError for anything else."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    number = numerals.whole(port)
+    if not host or number is None or not 0 < number < 65536:
         raise ArgumentError(f"{what} {text!r}: give HOST:PORT")
-    return host, int(port)
+    return host, number
 
 
 def first_node(nodes: str) -> str:

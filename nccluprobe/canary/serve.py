@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nccluprobe import numerals
 from nccluprobe.canary import arrival
 from nccluprobe.canary.backend import NcclBackend
 from nccluprobe.canary.faults import Fault
@@ -40,10 +41,11 @@ def requests_of(settings: Settings) -> Iterator[int]:
         if words[0] == "quit":
             return
         times = words[1] if len(words) == 2 else "1"
-        if words[0] != "run" or len(words) > 2 or not times.isdigit():
+        wanted = numerals.whole(times)
+        if words[0] != "run" or len(words) > 2 or wanted is None or wanted < 0:
             print(f"nccluprobe: {line.strip()!r}: give run, run N or quit", file=sys.stderr)
             continue
-        for _ in range(int(times)):
+        for _ in range(wanted):
             yield number
             number += 1
             if number == settings.requests:

@@ -44,7 +44,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
     """Bytes of "8,64K,16M"; ArgumentError for anything else."""
     found = []
     for word in _words(text, "--sizes"):
-        match = re.fullmatch(r"(\d{1,12})([KMG]?)(i?B)?", word, re.IGNORECASE)
+        match = re.fullmatch(r"(\d{1,12})([KMG]?)(i?B)?", word, re.IGNORECASE | re.ASCII)
         size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
         if not 0 < size <= LARGEST:
             raise ArgumentError(f"--sizes: {word!r}: give bytes like 8, 64K or 16M, up to 8G")

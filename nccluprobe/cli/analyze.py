@@ -19,6 +19,7 @@ from nccluprobe.cli.limits import (
     SourceKind,
     options_of,
 )
+from nccluprobe.cli.numbers import seconds
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import check_kind
@@ -51,11 +52,16 @@ def analyze(
     lint: Lint = False,
     run_id: RunId = None,
     duration: Annotated[
-        float | None, typer.Option(min=0, help="With --follow: stop after so many seconds.")
+        float | None,
+        typer.Option(parser=seconds(), metavar="SECONDS", help="With --follow: stop after these."),
     ] = None,
     until_quiet: Annotated[
         float | None,
-        typer.Option(min=0, help="With --follow: stop when nothing was written for so long."),
+        typer.Option(
+            parser=seconds(),
+            metavar="SECONDS",
+            help="With --follow: stop when nothing was written for so long.",
+        ),
     ] = None,
 ) -> int:
     """Read traces and name the rank that broke a collective."""
@@ -66,13 +72,22 @@ def analyze(
     check_kind(source)
     found = find(folders, source)
     session = Session(found, options, run_id, as_json)
+    unwritten: NccluprobeError | None = None
     with FindingWriter(out or _default_out(found)) as writer:
-        if follow:
-            session.follow(writer, duration, until_quiet)
-        else:
-            session.afterwards(writer)
-    matcher = session.analysis.matcher
-    if not matcher.standing.looks and not any(p.info for p in matcher.processes.values()):
+        try:
+            if follow:
+                session.follow(writer, duration, until_quiet)
+            else:
+                session.afterwards(writer)
+        except NccluprobeError as error:
+            if error.code is not ExitCode.OUTPUT:
+                raise
+            unwritten = error
+    if unwritten is not None and session.has_input():  # the verdict first: it is whole
+        session.finish()
+    if unwritten is not None:
+        raise unwritten
+    if not session.has_input():
         if session.imported is not None and session.imported.told.problems:
             raise NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
         known = sorted(session.reader.run_ids)

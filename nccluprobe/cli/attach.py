@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe.cli.numbers import seconds, whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 #: The ring is drained this often: no wake-up per event, so the traced job never
@@ -33,7 +34,10 @@ def attach(
         ),
     ] = None,
     pid: Annotated[
-        list[int] | None, typer.Option("--pid", help="Trace this process. May be repeated.")
+        list[int] | None,
+        typer.Option(
+            "--pid", parser=whole(1), metavar="PID", help="Trace this process. May be repeated."
+        ),
     ] = None,
     lib: Annotated[
         list[Path] | None,
@@ -52,7 +56,10 @@ def attach(
         ),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option("--duration", min=0, help="Stop after this many seconds.")
+        float | None,
+        typer.Option(
+            "--duration", parser=seconds(), metavar="SECONDS", help="Stop after this long."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be attached, and exit.")
@@ -67,11 +74,19 @@ def attach(
         str, typer.Option("--link", help="Kind of kernel link: auto, multi or perf.")
     ] = "auto",
     ring_mb: Annotated[
-        int, typer.Option("--ring-mb", min=1, max=1024, help="Size of the event ring in MiB.")
+        int,
+        typer.Option(
+            "--ring-mb", parser=whole(1, 1024), metavar="MIB", help="Size of the event ring."
+        ),
     ] = 32,
     max_bytes: Annotated[
         int,
-        typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
+        typer.Option(
+            "--max-bytes",
+            parser=whole(1 << 16),
+            metavar="BYTES",
+            help="Bound of the trace per process.",
+        ),
     ] = 2_000_000_000,
     debug: Annotated[bool, typer.Option("--debug", hidden=True)] = False,
 ) -> None:

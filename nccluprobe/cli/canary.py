@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe.cli.numbers import seconds, whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 DEFAULT_DEADLINE = 30.0
@@ -18,8 +19,6 @@ DEFAULT_STEPS = 200
 #: The stand-ins move every byte on the CPU.
 DEFAULT_SIZES, DEFAULT_SIM_SIZES = "8,64K,16M", "8,4K,64K"
 DEFAULT_SIM_RANKS = 2
-#: A longer wait is none that anybody meant: about three years.
-_LONGEST_S = 1e8
 
 
 def canary(
@@ -37,13 +36,28 @@ def canary(
     ] = "float32",
     redops: Annotated[str, typer.Option("--redops", help="Reductions, or all.")] = "sum",
     iters: Annotated[
-        int, typer.Option("--iters", min=1, max=1_000_000, help="Measured calls of each kind.")
+        int,
+        typer.Option(
+            "--iters",
+            parser=whole(1, 1_000_000),
+            metavar="N",
+            help="Measured calls of each kind.",
+        ),
     ] = 20,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", min=1, max=1024, help="Start so many local ranks.")
+        int | None,
+        typer.Option(
+            "--nproc", parser=whole(1, 1024), metavar="N", help="Start so many local ranks."
+        ),
     ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="This process's rank.")] = None,
-    world: Annotated[int | None, typer.Option("--world", help="Number of ranks.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", parser=whole(), metavar="R", help="This process's rank."),
+    ] = None,
+    world: Annotated[
+        int | None,
+        typer.Option("--world", parser=whole(1), metavar="N", help="Number of ranks."),
+    ] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="HOST:PORT where rank 0 listens.")
     ] = None,
@@ -56,25 +70,33 @@ def canary(
         float | None,
         typer.Option(
             "--deadline",
-            min=0.1,
-            max=_LONGEST_S,
-            help="Seconds for one operation. Default: 30; none with --inject.",
+            parser=seconds(0.1),
+            metavar="SECONDS",
+            help="For one operation. Default: 30; none with --inject.",
         ),
     ] = None,
     hold: Annotated[
         float | None,
         typer.Option(
-            "--hold", min=0, max=_LONGEST_S, help="With --nproc: end ranks after so many seconds."
+            "--hold",
+            parser=seconds(),
+            metavar="SECONDS",
+            help="With --nproc: end ranks after so long.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, help="Do so many steps of all operations, do not measure."),
+        typer.Option(
+            "--steps",
+            parser=whole(1),
+            metavar="N",
+            help="Do so many steps of all operations, do not measure.",
+        ),
     ] = None,
     pause: Annotated[
         float,
-        typer.Option("--pause", min=0, max=_LONGEST_S, help="Seconds before each step."),
+        typer.Option("--pause", parser=seconds(), metavar="SECONDS", help="Before each step."),
     ] = 0.0,
     serve: Annotated[
         bool,
@@ -83,11 +105,17 @@ def canary(
     every: Annotated[
         float | None,
         typer.Option(
-            "--every", min=0, max=_LONGEST_S, help="With --serve: a request every so many seconds."
+            "--every",
+            parser=seconds(),
+            metavar="SECONDS",
+            help="With --serve: a request every so many seconds.",
         ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", min=1, help="With --serve: end after so many.")
+        int | None,
+        typer.Option(
+            "--requests", parser=whole(1), metavar="N", help="With --serve: end after so many."
+        ),
     ] = None,
     inject: Annotated[
         list[str] | None,

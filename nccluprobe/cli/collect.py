@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nccluprobe.cli.numbers import whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:
@@ -50,7 +51,12 @@ def collect(
     ] = False,
     max_bytes: Annotated[
         int,
-        typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
+        typer.Option(
+            "--max-bytes",
+            parser=whole(1 << 16),
+            metavar="BYTES",
+            help="Bound of the trace per process.",
+        ),
     ] = 2_000_000_000,
 ) -> None:
     """Write the traces of processes that run under `nccluprobe preload --print-env`."""

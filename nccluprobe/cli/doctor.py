@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe.cli.numbers import whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 
 def doctor(
-    pids: Annotated[list[int] | None, typer.Argument(help="Processes to look at.")] = None,
+    pids: Annotated[
+        list[int] | None,
+        typer.Argument(parser=whole(1), metavar="[PID]...", help="Processes to look at."),
+    ] = None,
     pid_glob: Annotated[
         list[str] | None,
         typer.Option("--pid-glob", help="Look at matching processes too. May be repeated."),

@@ -11,13 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
+from nccluprobe.cli.numbers import seconds as time_in
+from nccluprobe.cli.numbers import whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 _MAX_FILE = 256 << 20
 
 
 def inspect(
-    pids: Annotated[list[int] | None, typer.Argument(help="Processes to look at.")] = None,
+    pids: Annotated[
+        list[int] | None,
+        typer.Argument(parser=whole(1), metavar="[PID]...", help="Processes to look at."),
+    ] = None,
     pid_glob: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,10 +43,22 @@ def inspect(
         bool, typer.Option("--json", help="One JSON line per process, for other tools.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.05, help="Bound of the search per process.")
+        float,
+        typer.Option(
+            "--seconds",
+            parser=time_in(0.05),
+            metavar="SECONDS",
+            help="Bound of the search per process.",
+        ),
     ] = 3.0,
     max_mb: Annotated[
-        int, typer.Option("--max-mb", min=1, help="Bound of memory searched per process.")
+        int,
+        typer.Option(
+            "--max-mb",
+            parser=whole(1, 1 << 30),
+            metavar="MIB",
+            help="Bound of memory searched per process.",
+        ),
     ] = 16384,
 ) -> None:
     """Find all communicators of processes in their memory and say which ranks are behind.

@@ -112,7 +112,6 @@ class Session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         try:
-            writer.mark()
             while True:
                 now = time.monotonic()
                 if self.read():
@@ -121,6 +120,7 @@ class Session:
                     next_scan = now + SCAN_S
                     self.declare()
                     self._emit(self.analysis.scan(time.time_ns()), writer)
+                    writer.mark()
                 if duration is not None and now - began >= duration:
                     break
                 if until_quiet is not None and now - heard >= until_quiet:
@@ -132,7 +132,20 @@ class Session:
         self._emit(self.analysis.scan(time.time_ns()), writer)
 
     def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
-        writer.write(findings)
+        try:
+            if self.has_input():
+                writer.open()
+            writer.write(findings)
+        finally:  # the verdict is shown also where it cannot be written
+            self._show(findings)
+
+    def has_input(self) -> bool:
+        """Whether anything was read that can be judged."""
+        matcher = self.analysis.matcher
+        return bool(matcher.standing.looks) or any(p.info for p in matcher.processes.values())
+
+    def _show(self, findings: list[Finding]) -> None:
+        """Findings as they come: in follow mode, and as JSON."""
         if self._live and not self.as_json:
             for f in findings:
                 sys.stdout.write(time.strftime("%H:%M:%S  ") + single(f, sys.stdout.isatty()))

@@ -6,16 +6,25 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe import numerals
+from nccluprobe.cli.numbers import seconds
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import KINDS
 from nccluprobe.match.options import SECOND, Options
 
-_LONGEST_S = 100_000_000  # three years
 _LONGEST_PHASE_S = 86_400
 
-MissingAfter = Annotated[float, typer.Option(min=0, help="Seconds until an absence is written.")]
-LateAfter = Annotated[float, typer.Option(min=0, help="Seconds that make a rank late.")]
-ErrorAfter = Annotated[float, typer.Option(min=0, help="Seconds until an absence is an error.")]
+MissingAfter = Annotated[
+    float,
+    typer.Option(parser=seconds(), metavar="SECONDS", help="Until an absence is written."),
+]
+LateAfter = Annotated[
+    float, typer.Option(parser=seconds(), metavar="SECONDS", help="What makes a rank late.")
+]
+ErrorAfter = Annotated[
+    float,
+    typer.Option(parser=seconds(), metavar="SECONDS", help="Until an absence is an error."),
+]
 IdleOk = Annotated[
     list[str] | None,
     typer.Option(help="Communicator (name or hash pattern) that may wait for its root."),
@@ -42,27 +51,16 @@ SourceKind = Annotated[
 RunId = Annotated[str | None, typer.Option("--run-id", help="Only traces of this run.")]
 
 
-def _ns(option: str, seconds: float) -> int:
-    if not seconds < _LONGEST_S:  # also for what is not a number
-        raise NccluprobeError(
-            f"{option} {seconds}: give seconds, at most {_LONGEST_S}", ExitCode.USAGE
-        )
-    return round(seconds * SECOND)
-
-
 def _phase(text: str) -> tuple[str, int]:
     name, _, value = text.rpartition("=")
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not name or not 0 <= seconds <= _LONGEST_PHASE_S:
+    limit = numerals.decimal(value)
+    if not name or limit is None or not 0 <= limit <= _LONGEST_PHASE_S:
         raise NccluprobeError(
             f"--phase-limit {text}: give NAME=SECONDS, from 0 to {_LONGEST_PHASE_S}, such as "
             "checkpoint=3600",
             ExitCode.USAGE,
         )
-    return name, round(seconds * SECOND)
+    return name, round(limit * SECOND)
 
 
 def options_of(
@@ -75,9 +73,9 @@ def options_of(
 ) -> Options:
     """Limits given in seconds on a command line."""
     return Options(
-        missing_after=_ns("--missing-after", missing_after),
-        late_after=_ns("--late-after", late_after),
-        error_after=_ns("--error-after", error_after),
+        missing_after=round(missing_after * SECOND),
+        late_after=round(late_after * SECOND),
+        error_after=round(error_after * SECOND),
         idle_ok=tuple(idle_ok or ()),
         phase_limits=tuple(_phase(text) for text in phase_limit or ()),
         lint=lint,

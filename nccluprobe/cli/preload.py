@@ -18,6 +18,7 @@ import typer
 
 from nccluprobe.capture import preload_env
 from nccluprobe.cli.collect import PERIOD_S, make, say
+from nccluprobe.cli.numbers import whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:
@@ -59,11 +60,19 @@ def preload(
         typer.Option("--dir", help="Folder for the rings. Default: one in /dev/shm."),
     ] = None,
     ring_kb: Annotated[
-        int, typer.Option("--ring-kb", min=64, max=65536, help="Size of a thread's ring in KiB.")
+        int,
+        typer.Option(
+            "--ring-kb", parser=whole(64, 65536), metavar="KIB", help="Size of a thread's ring."
+        ),
     ] = 1024,
     max_bytes: Annotated[
         int,
-        typer.Option("--max-bytes", min=1 << 16, help="Bound of the trace per process, in bytes."),
+        typer.Option(
+            "--max-bytes",
+            parser=whole(1 << 16),
+            metavar="BYTES",
+            help="Bound of the trace per process.",
+        ),
     ] = 2_000_000_000,
     lib: Annotated[
         list[Path] | None,

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nccluprobe.importers.run import Imported
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Who
 from nccluprobe.match.status import is_silent, ranks_text
+from nccluprobe.match.waits import Wait
 from nccluprobe.report.text import Summary
 from nccluprobe.trace.heartbeats import HeartbeatReader
 from nccluprobe.trace.reader import TraceReader
 
 _LISTED = 5
+#: What is advised for a limit, as a part of what was waited.
+_SOME_LESS = 0.9
+
+
+def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
+    """Waits without a finding, and since how many seconds; oldest first."""
+    for w in sorted(matcher.waits, key=lambda w: w.order):
+        now = matcher.now_of(w.entered[0].process.source) if w.entered else 0
+        waited = (now - w.first) / 1e9
+        if w.finding is None and w.cause is None and w.absent and waited >= 1:
+            yield w, waited
 
 
 def waiting_notes(matcher: Matcher) -> list[str]:
     """Who waits now without a finding: below the limit, or for what is not decidable."""
     found = []
-    for w in sorted(matcher.waits, key=lambda w: w.order):
-        now = matcher.now_of(w.entered[0].process.source) if w.entered else 0
-        waited = (now - w.first) / 1e9
-        if w.finding is not None or w.cause is not None or not w.absent or waited < 1:
-            continue
+    short: list[tuple[Wait, float]] = []
+    limit = matcher.options.missing_after / 1e9
+    for w, waited in _open_waits(matcher):
         here, away = (
             ranks_text(sorted(e.comm_rank for e in x if e.comm_rank is not None))
             for x in (w.entered, w.absent)
@@ -33,12 +45,35 @@ def waiting_notes(matcher: Matcher) -> list[str]:
                 "an earlier call"
             )
             continue
+        if waited < limit and not any(e.process.in_phase for e in w.absent):
+            short.append((w, waited))
         found.append(
             f"waiting for {waited:.0f} s, no finding: rank{'s' * (len(w.entered) > 1)} {here} of "
             f"communicator {w.comm.label} in {w.label}; not there: {away}"
         )
     more = len(found) - _LISTED
-    return found[:_LISTED] + ([f"and {more} more waits without a finding"] if more > 0 else [])
+    rest = [f"and {more} more waits without a finding"] if more > 0 else []
+    return found[:_LISTED] + rest + _shorter_limit(short, limit)
+
+
+def _shorter_limit(short: list[tuple[Wait, float]], limit: float) -> list[str]:
+    """What to do about waits that are no finding only because they are short so far."""
+    if not short:
+        return []
+    longest = max(waited for _, waited in short)
+    # Some less than they have lasted: who came later is to be found waiting, too.
+    least = min(waited for _, waited in short if waited >= longest / 2)
+    after = max(1, int(least * _SOME_LESS))
+    over = all(e.process.ended for w, _ in short for e in w.entered)
+    why = (
+        "; those who wait have ended, so it will never be that long here"
+        if over
+        else "; if the job still runs, wait until then"
+    )
+    return [
+        f"a wait is a finding from {limit:g} s on (--missing-after){why}: "
+        f"{'try' if over else 'or try'} --missing-after {after}"
+    ]
 
 
 def phase_notes(matcher: Matcher) -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccluprobe import numerals
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 DIR_MODE = 0o755
@@ -39,8 +40,8 @@ def parse_owner(text: str) -> Owner:
     """``user[:group]``, names or numbers."""
     user, _, group = text.partition(":")
     try:
-        if user.isdecimal():
-            uid = int(user)
+        if (number := _number(user)) is not None:
+            uid = number
             try:
                 gid = pwd.getpwuid(uid).pw_gid
             except KeyError:
@@ -49,7 +50,8 @@ def parse_owner(text: str) -> Owner:
             entry = pwd.getpwnam(user)
             uid, gid = entry.pw_uid, entry.pw_gid
         if group:
-            gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+            number = _number(group)
+            gid = grp.getgrnam(group).gr_gid if number is None else number
     except KeyError as error:
         raise NccluprobeError(
             f"--owner {text}: no such user or group; use names or numbers of this host",
@@ -60,6 +62,10 @@ def parse_owner(text: str) -> Owner:
             f"--owner {text}: no user or group has a number above {_LARGEST_ID}", ExitCode.USAGE
         )
     return Owner(uid, gid)
+
+
+def _number(text: str) -> int | None:
+    return numerals.whole(text) if text.isdecimal() else None
 
 
 def sudo_owner(environ: Mapping[str, str]) -> Owner | None:

@@ -39,26 +39,41 @@ def finding_line(finding: Finding) -> bytes:
 
 
 class FindingWriter:
-    """Appends to both files in a folder; links are not followed."""
+    """Appends to both files in a folder, which it makes when needed; links are not followed.
+
+    Nothing is made before there is something to write, or ``open`` is called.
+    NccluprobeError (OUTPUT) where the folder cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._failed = False
-        self._marked = False
+        self._marked: bool | None = None  # not tried so far
         #: What the file says of each finding: another analysis may have written it.
         self._last: dict[str, tuple[object, ...]] = {}
         self._read = 0  # bytes of the file that `_last` knows
         self._unwritten: list[Finding] = []
         self._torn = False  # the file ends in a part of a line
+        self._findings = self._log = -1
+
+    def open(self) -> None:
+        """Make both files, as also an analysis without a finding leaves them."""
+        if self._log >= 0:
+            return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._findings = _append(folder / FINDINGS)
-            self._log = _append(folder / LOG)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._findings = _append(self.folder / FINDINGS)
+            self._log = _append(self.folder / LOG)
         except OSError as error:
-            raise NccluprobeError(
-                f"cannot write to {folder}: {error.strerror}; give another folder with --out",
-                ExitCode.OUTPUT,
-            ) from error
+            self.close()
+            raise self._cannot(error) from error
+
+    def _cannot(self, error: OSError) -> NccluprobeError:
+        return NccluprobeError(
+            f"{FINDINGS} is not written, cannot write to {self.folder}: {error.strerror}; "
+            "give a folder of yours with --out DIR",
+            ExitCode.OUTPUT,
+        )
 
     def write(self, findings: list[Finding]) -> None:
         """Append findings, whole lines in one write each file.
@@ -69,6 +84,7 @@ class FindingWriter:
         findings = [*self._unwritten, *findings]
         if not findings:
             return
+        self.open()
         with _locked(self._findings):
             self._catch_up()
             new = [f for f in findings if self._last.get(f.id) != _said(f.to_json())]
@@ -102,6 +118,7 @@ class FindingWriter:
 
     def log(self, text: str) -> None:
         """Append a line to analyzer.log."""
+        self.open()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._put(self._log, f"{stamp} {text}\n".encode("utf-8", "backslashreplace"))
 
@@ -121,7 +138,14 @@ class FindingWriter:
 
     def mark(self) -> None:
         """Write ``analyzer.pid``, as long as this analysis follows a job."""
+        if self._marked is not None:
+            return
+        self._marked = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._cannot(error) from error
         try:
             fd = os.open(self.folder / PID, flags, 0o640)
         except OSError as error:
@@ -133,8 +157,10 @@ class FindingWriter:
 
     def close(self) -> None:
         """Close both files; ``analyzer.pid`` goes."""
-        os.close(self._findings)
-        os.close(self._log)
+        for fd in (self._findings, self._log):
+            if fd >= 0:
+                os.close(fd)
+        self._findings = self._log = -1
         if self._marked:
             with contextlib.suppress(OSError):
                 if (self.folder / PID).read_text().strip() == str(os.getpid()):

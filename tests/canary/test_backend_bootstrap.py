@@ -388,6 +388,6 @@ def test_first_node(nodes: str, first: str) -> None:
 def test_addresses() -> None:
     assert parse_address("h:1") == ("h", 1)
     assert parse_address("[::1]:29777") == ("::1", 29777)
-    for text in ("", "h", "h:", ":1", "h:x", "h:65536"):
+    for text in ("", "h", "h:", ":1", "h:x", "h:65536", "h:\u00b2", "h:\uff11", "h:1_0"):
         with pytest.raises(ArgumentError):
             parse_address(text)

@@ -55,6 +55,7 @@ def test_further_values_and_their_defaults() -> None:
         "late:rank=1,s=nan", "late:rank=1,s=inf", "wrong_rank:rank=1,at=2",
         "wrong_rank:rank=1,as=1", "wrong_rank:rank=1,as=3", "unmatched_send:rank=0,peer=0",
         "never:rank=1,at=99999999999", "never:1", "exit:rank=1,code=256",
+        "never:rank=\u0661", "never:rank=1,at=1_0", "late:rank=1,s=\uff11", "late:rank=1,s=1_0",
     ],
 )  # fmt: skip
 def test_a_text_that_makes_no_sense_is_one_clear_line(text: str) -> None:
@@ -259,6 +260,9 @@ def test_bus_bandwidth_factors() -> None:
 
 def test_sizes() -> None:
     assert sizes_of("8, 64K,16M,1g,8") == (8, 65536, 16 << 20, 1 << 30)
+    for text in ("8\u212a", "\u0663", "1_0", "\uff18K"):
+        with pytest.raises(ArgumentError, match="give bytes like"):
+            sizes_of(text)
 
 
 # ---- clocks --------------------------------------------------------------------------------

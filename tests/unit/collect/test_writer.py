@@ -507,6 +507,9 @@ def test_parse_owner() -> None:
     assert parse_owner("12345") == Owner(12345, 12345)
     with pytest.raises(NccluprobeError) as error:
         parse_owner("nobody-of-this-name")
+    for text in ("\u0663", "9" * 5000, "root:\uff11"):
+        with pytest.raises(NccluprobeError, match="no such user or group"):
+            parse_owner(text)
     for text in ("99999999999999", "4294967295", "0:4294967295"):
         with pytest.raises(NccluprobeError, match="no user or group has"):
             parse_owner(text)

@@ -1,0 +1,141 @@
+"""What ``analyze`` says and leaves of short waits, of odd numbers, and where it cannot write."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.analysis import cover, steps
+from support.tracegen import Job
+from typer.testing import CliRunner
+
+from nccluprobe.cli.main import build
+from nccluprobe.errors import ExitCode
+
+
+def hung(out: Path, waited: float, ended: bool = False) -> None:
+    """Four ranks; rank 3 does not come for ``waited`` seconds, and then the job may end."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + waited)
+    for p in job.procs if ended else ():
+        p.end(t + waited, "signaled", signal=15)
+    job.write(out)
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """(exit code, standard output with single spaces, standard error)"""
+    words = [*map(str, arguments)]
+    done = CliRunner().invoke(build(words), words)
+    return done.exit_code, " ".join(done.stdout.split()), done.stderr
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_short_wait_is_told_with_the_limit_that_makes_a_finding_of_it(
+    tmp_path: Path, ended: bool
+) -> None:
+    hung(tmp_path, 12, ended)
+    code, text, _ = command("analyze", tmp_path)
+    assert code == ExitCode.OK
+    assert "No finding." in text and "waiting for 12 s, no finding: ranks 0-2" in text
+    assert ("those who wait have ended" in text) is ended
+    assert ("if the job still runs" in text) is not ended
+    advised = re.search(r"try --missing-after (\d+)", text)
+    assert advised is not None
+    code, text, _ = command("analyze", tmp_path, "--missing-after", advised[1])
+    assert code == ExitCode.NOTICES
+    assert "Rank 3" in text and "--missing-after" not in text
+
+
+def test_no_limit_is_advised_where_nobody_waits(tmp_path: Path) -> None:
+    job = Job()
+    cover(job.procs, steps(job.world(4), 42) + 100)
+    job.write(tmp_path)
+    code, text, _ = command("analyze", tmp_path)
+    assert code == ExitCode.OK and "--missing-after" not in text
+
+
+@pytest.mark.parametrize("how", [(), ("--json",), ("--follow", "--duration", "0.1")])
+def test_the_verdict_is_shown_where_it_cannot_be_written(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    hung(tmp_path, 61)
+    (tmp_path / "file").touch()
+    code, text, said = command("analyze", tmp_path, "--out", tmp_path / "file" / "out", *how)
+    assert code == ExitCode.OUTPUT
+    assert "collective_missing_enter" in text
+    assert "findings.jsonl is not written" in said and "--out DIR" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_where_no_trace_is_nothing_is_left(tmp_path: Path) -> None:
+    code, _, _ = command("analyze", tmp_path)
+    assert code == ExitCode.NO_TRACE
+    code, _, _ = command("analyze", tmp_path, "--follow", "--duration", "0.1")
+    assert code == ExitCode.NO_TRACE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_without_a_finding_leaves_an_empty_file(tmp_path: Path) -> None:
+    job = Job()
+    cover(job.procs, steps(job.world(4), 42) + 100)
+    job.write(tmp_path)
+    command("analyze", tmp_path)
+    assert (tmp_path / "tracing/run/findings.jsonl").read_bytes() == b""
+
+
+_TIMES = [
+    ("analyze", "--missing-after"),
+    ("analyze", "--late-after"),
+    ("analyze", "--error-after"),
+    ("analyze", "--duration"),
+    ("analyze", "--until-quiet"),
+    ("explain", "--missing-after"),
+    ("attach", "--duration"),
+    ("inspect", "--seconds"),
+    ("canary", "--deadline"),
+    ("canary", "--hold"),
+    ("canary", "--pause"),
+    ("canary", "--every"),
+]
+_COUNTS = [
+    ("attach", "--pid"),
+    ("attach", "--ring-mb"),
+    ("attach", "--max-bytes"),
+    ("collect", "--max-bytes"),
+    ("preload", "--max-bytes"),
+    ("preload", "--ring-kb"),
+    ("inspect", "--max-mb"),
+    ("canary", "--iters"),
+    ("canary", "--nproc"),
+    ("canary", "--rank"),
+    ("canary", "--world"),
+    ("canary", "--steps"),
+    ("canary", "--requests"),
+]
+
+
+@pytest.mark.parametrize(("name", "option"), _TIMES + _COUNTS)
+@pytest.mark.parametrize("value", ["nan", "inf", "1_000", "\u0663\u0663", "\uff11\uff12", "-1", ""])
+def test_only_plain_numbers_are_numbers(name: str, option: str, value: str) -> None:
+    code, _, said = command(name, f"{option}={value}")
+    assert code == ExitCode.USAGE
+    last = said.splitlines()[-1]
+    assert option in last and repr(value) in last and "give" in last
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1_0", "\u0663", "-1", "", "1e9"])
+def test_only_plain_numbers_limit_a_phase(tmp_path: Path, value: str) -> None:
+    code, _, said = command("analyze", tmp_path, "--phase-limit", f"checkpoint={value}")
+    assert code == ExitCode.USAGE
+    assert len(said.splitlines()) == 1 and "give NAME=SECONDS" in said
+
+
+@pytest.mark.parametrize("name", ["doctor", "inspect"])
+@pytest.mark.parametrize("value", ["\u0663", "1_0", "0", "x"])
+def test_only_plain_numbers_are_processes(name: str, value: str) -> None:
+    code, _, said = command(name, value)
+    assert code == ExitCode.USAGE and "give a whole number" in said.splitlines()[-1]
