@@ -78,7 +78,9 @@ def fetch(rank: int, world: int, address: Address, timeout: float, job: str | No
                     return _ask(peer, hello(rank, world, job), address)
                 why = "nobody listens"
         except socket.gaierror as error:
-            raise BootstrapError(f"bootstrap: {address[0]} is no known host: {error}") from error
+            raise BootstrapError(
+                f"bootstrap: {address[0]} is no known host; give the address of rank 0"
+            ) from error
         except OSError as error:
             why = error.strerror or str(error)
         elapsed = time.monotonic() - start

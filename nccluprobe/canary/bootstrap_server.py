@@ -165,8 +165,10 @@ class _Gathering:
             if short:
                 return
             rank = self._rank_of(guest.data)
-        except (OSError, _NotOurs) as error:
-            # A port scan or a client that went away must not end the job.
+        except OSError as error:  # a client that went away must not end the job
+            self._ignore(peer, error.strerror or "the connection ended")
+            return
+        except _NotOurs as error:  # nor must a port scan
             self._ignore(peer, str(error))
             return
         except BootstrapError as error:
@@ -235,7 +237,9 @@ def _hand_over(rank: int, peer: socket.socket, unique: bytes) -> None:
         peer.sendall(REPLY.pack(REPLY_MAGIC, 0, len(unique)) + unique)
         confirmed = receive(peer, 1)
     except OSError as error:
-        raise BootstrapError(f"bootstrap: rank {rank} went away: {error}") from error
+        raise BootstrapError(
+            f"bootstrap: rank {rank} went away: {error.strerror or 'it does not answer'}"
+        ) from error
     if not confirmed:
         raise BootstrapError(f"bootstrap: rank {rank} went away before it had the id")
 

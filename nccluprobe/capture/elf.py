@@ -118,7 +118,7 @@ def scan(fd: int) -> NcclImage | None:
     except MemoryError as err:
         raise ElfError("too large to examine") from err
     except Exception as err:  # a damaged file can break pyelftools anywhere
-        raise ElfError(f"damaged ELF file: {type(err).__name__}: {err}"[:200]) from err
+        raise ElfError("damaged ELF file: its tables are not what they say") from err
 
 
 def _contains(fd: int, section: Section, word: bytes) -> bool:

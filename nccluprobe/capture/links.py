@@ -177,7 +177,8 @@ def open_links(program: BpfProgram, force: str | None = None) -> Links:
     try:
         return PerfLinks(enter, leave)
     except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "not a number"
         raise NccluprobeError(
-            f"this kernel has no uprobe PMU ({_PMU}: {e}): it needs CONFIG_UPROBE_EVENTS",
+            f"this kernel has no uprobe PMU ({_PMU}: {why}): it needs CONFIG_UPROBE_EVENTS",
             ExitCode.BPF_REFUSED,
         ) from e

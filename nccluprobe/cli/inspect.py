@@ -100,7 +100,10 @@ def look(pids: list[int], globs: list[str], budget: Any) -> list[dict[str, Any]]
                 ExitCode.NOT_PERMITTED,
             ) from err
         except OSError as err:
-            raise NccluprobeError(f"process {pid}: {err}", ExitCode.NO_PROCESS) from err
+            raise NccluprobeError(
+                f"process {pid} cannot be looked at, it may have ended: {err.strerror}",
+                ExitCode.NO_PROCESS,
+            ) from err
     refused = 0
     for pid in _matching(globs, set(pids)):
         try:

@@ -71,8 +71,8 @@ def lines_of(path: str, told: Told) -> Iterator[bytes]:
                     inside = True
                     cut += 1
                 yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            told.problem(f"{path}: its compression is broken ({error})")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            told.problem(f"{path}: it was cut, or its compression is broken: the rest is missing")
         if cut:
             told.problem(f"{path}: {cut} lines were longer than {_MAX_LINE} bytes, and cut")
 

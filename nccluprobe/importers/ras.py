@@ -26,19 +26,23 @@ _MAX_COUNT = 2**62
 #: NCCL 2.28 and 2.29 leave out this comma.
 _NO_COMMA = re.compile(rb'("nvml_dev": ?\d+)(\s*"status")')
 
-_VERSION = re.compile(r"NCCL version (\S{1,40})")
-_GROUP = re.compile(r"\s*(\d+)\s+(\d+)\s+([\d-]+)\s+([\d-]+)\s+(\d+)(?:-\d+)?\s+(\d+)\s+([A-Z]+)\s")
-_COMM = re.compile(r"#(\d+)-(\d+) \(([0-9a-f]{1,16})\)")
+_HASH = re.compile(r"(?:0x)?([0-9a-f]{1,16})", re.IGNORECASE | re.ASCII)
+_GROUP = re.compile(
+    r"\s*(\d{1,9})\s+(\d+)\s+([\d-]+)\s+([\d-]+)\s+(\d{1,9})(?:-\d+)?\s+(\d+)\s+([A-Z]+)\s",
+    re.ASCII,
+)
+_COMM = re.compile(r"#(\d{1,9})-(\d+) \(([0-9a-f]{1,16})\)", re.ASCII)
 _COUNTS = re.compile(r"\s+Communicator ranks have different (\w+) operation counts")
 _OTHER = re.compile(r"\s+Communicator ranks have different (?!\w+ operation)")
-_LAUNCHED = re.compile(r"\s+(\d+) ranks? (?:has|have) launched up to operation (\d+)")
+_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks? (?:has|have) launched up to operation (\d+)", re.ASCII)
 _RANK = re.compile(
-    r"\s+(?:The missing rank: |Rank )(\d+)"
-    r"(?: -- GPU \S+ managed by process (\d+) on node (\S{1,200}))?"
+    r"\s+(?:The missing rank: |Rank )(\d{1,9})"
+    r"(?: -- GPU \S+ managed by process (\d{1,10}) on node (\S{1,200}))?",
+    re.ASCII,
 )
 _MISSING = re.compile(r"\s+Missing communicator data from \d+ ranks?")
 _DEAD = re.compile(r"\s+\d+ job process(?:es)? (?:is|are) considered dead")
-_PROCESS = re.compile(r"\s+Process (\d+) on node (\S{1,200})")
+_PROCESS = re.compile(r"\s+Process (\d{1,10}) on node (\S{1,200})", re.ASCII)
 
 
 @dataclass
@@ -98,7 +102,7 @@ def _from_json(data: bytes, written: int) -> Report:
     try:
         report = Report(_stamp(content.get("timestamp")) or written)
         for c in content["communicators"]:
-            comm = _Comm(f"{int(str(c['hash']), 16):016x}", _size(c["size"]))
+            comm = _Comm(_hash(c["hash"]), _size(c["size"]))
             comm.ranks += [_present(r) for r in c.get("ranks") or ()]
             comm.ranks += [_absent(r) for r in c.get("missing_ranks") or ()]
             comm.ranks = [r for r in comm.ranks if 0 <= r.rank < comm.nranks]
@@ -115,6 +119,13 @@ def _stamp(text: Any) -> int | None:
         return calendar.timegm(time.strptime(text, "%Y-%m-%d %H:%M:%S")) * SECOND
     except ValueError:
         return None
+
+
+def _hash(value: Any) -> str:
+    found = _HASH.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("a communicator's hash is no hexadecimal number of 64 bits")
+    return f"{int(found[1], 16):016x}"
 
 
 def _size(value: Any) -> int:
@@ -230,7 +241,7 @@ class _Text:
                 host, pid = self.named.get((comm.hash, rank), (f"rank {rank} of {comm.hash}", 0))
                 seqs = _seqs(by_function)
                 comm.ranks.append(_Rank(rank, host, pid, seqs))
-            for rank in missing:
+            for rank in (r for r in missing if r < comm.nranks):
                 host, pid = self.named.get((comm.hash, rank), (f"rank {rank} of {comm.hash}", 0))
                 if not pid and len(self.dead) == 1:
                     host, pid = next(iter(self.dead))

@@ -174,7 +174,9 @@ class Decoder:
                 if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
                     raise BadLine("not an object with a kind")
             except (orjson.JSONDecodeError, BadLine) as error:
-                self._bad(path, first_line + int(places[i]), str(error))
+                # The place in it that the parser tells says nothing: a line was torn or damaged.
+                why = str(error) if isinstance(error, BadLine) else "no JSON"
+                self._bad(path, first_line + int(places[i]), why)
                 continue
             good.append(row)
             at.append(i)

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from importers.reading import Result
 
 TEXT = """NCCL version 2.28.9 compiled with CUDA 12.9
@@ -201,3 +203,30 @@ def test_contents_of_wrong_types(tmp_path: Path) -> None:
         result = Result(write(tmp_path / f"{i}.json", content))
         assert result.findings == []
         assert result.imported.told.problems
+
+
+@pytest.mark.parametrize(
+    "odd", ["", "zz", "0x", "-5", "1_0", " 5", "\u0663", "0x1" + "0" * 16, "9" * 5000, 5, None]
+)
+def test_a_hash_that_is_none_is_one_clear_complaint(tmp_path: Path, odd: object) -> None:
+    content = report(0, {0: 1})
+    content["communicators"][0]["hash"] = odd
+    path = write(tmp_path / "ras.json", content)
+    assert Result(path).imported.told.problems == [
+        f"{path}: a communicator's hash is no hexadecimal number of 64 bits"
+    ]
+
+
+def test_a_text_with_numbers_that_cannot_be(tmp_path: Path) -> None:
+    """Digits of another script and ranks that do not exist are passed over."""
+    odd = (
+        BEHIND.format(count="9" * 100)
+        + BEHIND.format(count="\u0663")
+        + f"""
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 2 ranks
+  The missing rank: 99
+  Rank {"9" * 300}
+"""
+    )
+    assert Result(text(tmp_path / "a.txt", odd, 0)).findings == []

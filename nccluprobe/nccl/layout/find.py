@@ -48,7 +48,8 @@ def derive(fd: int, image: Image) -> Layout:
     try:
         return _derive(Elf(fd), image)
     except (ElfError, OSError, MemoryError) as err:
-        raise LayoutError(Reason.DAMAGED, f"cannot be read: {err}"[:200]) from err
+        why = err.strerror if isinstance(err, OSError) else str(err)
+        raise LayoutError(Reason.DAMAGED, f"cannot be read: {why or 'no memory'}"[:200]) from err
 
 
 def read_accessors(elf: Elf) -> tuple[dict[str, int], list[Refusal]]:
