@@ -237,7 +237,9 @@ class P2P:
         if all(w.finding is None for w in known):
             if not self._somebody_quiet():
                 return Stalls()
-            mine = [c for c in mine if self._has_sides(c)]
+            # A send or receive without its partner may stand behind any other call.
+            if not self.pairs.open:
+                mine = [c for c in mine if self._has_sides(c)]
         return stalls_of(
             mine,
             context,

@@ -259,12 +259,12 @@ class Judge:
         if self.may_have(e, unit):
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
         if self._gone_past(unit, e, until):
-            return _Peer(e, "partner_gone_past", quiet, gone=True)
+            crossed = self.heads.crosses(unit, e)
+            return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
         if (unit.hard is None or p.inside_now() is None) and self.heads.shut(unit, e):
             return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
         inside = p.inside_now() is not None
-        reason = "rank_inside_other_call" if inside else absent_reason(p)
-        return _Peer(e, reason, quiet)
+        return _Peer(e, "rank_inside_other_call" if inside else absent_reason(p), quiet)
 
     def _lost_before_end(self, e: Endpoint, unit: Unit, ended: int) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""

@@ -57,6 +57,17 @@ class Heads:
                     edge.append(ahead)
         return False
 
+    def crosses(self, unit: Unit, peer: Endpoint) -> bool:
+        """Whether only calls on other communicators hold the peer up, behind the unit.
+
+        Then its half may be due after them: left out, or in another order.
+        """
+        own = unit.endpoint.info.hash
+        before = self._before_next(peer)
+        return all(p.comm.key.hash != own for s in before for p in s.parts) and self.shut(
+            unit, peer
+        )
+
     def _needs(self, s: Stall, own: Endpoint) -> list[Stall]:
         """What has to end before an operation at the head of its stream can.
 

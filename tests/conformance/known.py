@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 
-KNOWN: dict[str, tuple[str, ...]] = {
-    "device edge behind an open send": (
-        "ncclRecv-deadlock_across_communicators-one_ahead-*",
-        "ncclSend-deadlock_across_communicators-one_ahead-*",
-    ),
-}
+KNOWN: dict[str, tuple[str, ...]] = {}
 
 
 def reason(case_id: str) -> str | None:

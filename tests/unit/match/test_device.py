@@ -158,3 +158,29 @@ def test_what_two_crossed_streams_hold_is_found_among_sends_and_calls() -> None:
     post(cs[1], RECV, 0, 7)
     cover(job.procs, 400)
     assert kinds(analyze_job(job)) == {"p2p_order_inversion"}
+
+
+def behind_a_receive(stream: int) -> list[Finding]:
+    """Rank 2 receives from rank 1, then all call on Y; rank 1 never sends."""
+    job, (xs, ys) = world(4, comms=2)
+    for step in range(4):
+        for src, dst in ((0, 1), (1, 2), (2, 3)):
+            post(xs[src], SEND, dst, 5 + step)
+            post(xs[dst], RECV, src, 5.1 + step)
+    post(xs[2], RECV, 1, 10)
+    for y in ys:
+        y.proc.call(y, AR, 11, stream=stream if y is ys[2] else 0)
+    cover(job.procs, 400)
+    return analyze_job(job)
+
+
+def test_a_call_of_all_behind_a_receive_shuts_out_its_send() -> None:
+    """It is left out, or due after the call: nobody is named, but the device is not to blame."""
+    (f,) = behind_a_receive(stream=0)
+    assert (f.hang_type, f.severity, f.role) == ("p2p_unmatched", "error", "root_cause")
+    assert (f.details["reason"], f.named) == ("partner_gone_past", [])
+
+
+def test_on_another_stream_the_call_ends_and_the_send_may_come() -> None:
+    found = behind_a_receive(stream=1)
+    assert found and {f.severity for f in found} == {"notice"}
