@@ -31,7 +31,7 @@ def analyze(
         list[Path],
         typer.Argument(
             help="Run folders, or folders with runs below; dumps, reports and logs of other tools.",
-            metavar="PATH...",
+            metavar="PATH",
         ),
     ],
     follow: Annotated[

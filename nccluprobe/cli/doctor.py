@@ -14,7 +14,7 @@ from nccluprobe.errors import ExitCode, NccluprobeError
 def doctor(
     pids: Annotated[
         list[int] | None,
-        typer.Argument(parser=whole(1), metavar="[PID]...", help="Processes to look at."),
+        typer.Argument(parser=whole(1), metavar="PID", help="Processes to look at."),
     ] = None,
     pid_glob: Annotated[
         list[str] | None,
@@ -23,13 +23,18 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check this machine and, with PIDs, those processes; nothing is attached."""
+    if pid_glob and not all(pid_glob):
+        raise NccluprobeError(
+            "--pid-glob is empty, so no process would ever match; give a name", ExitCode.USAGE
+        )
     # Imported late: --help must not need them.
     from nccluprobe.inspect import doctor_text
     from nccluprobe.inspect.host import look_at_host
     from nccluprobe.inspect.target import look_at_target, matching
 
     chosen = list(pids or ())
-    for pid in matching(list(pid_glob or ())):
+    found = list(matching(list(pid_glob or ())))
+    for pid in found:
         if pid not in chosen:
             chosen.append(pid)
     host = look_at_host()
@@ -42,5 +47,11 @@ def doctor(
     report = {"host": host, "processes": targets}
     if as_json:
         print(json.dumps(report, indent=1))
-        return
-    print("\n".join(doctor_text.render(host, targets)))
+    else:
+        print("\n".join(doctor_text.render(host, targets)))
+    if pid_glob and not found:
+        raise NccluprobeError(
+            f"no process that maps NCCL matches {' '.join(pid_glob)}; is the job running, and has "
+            "it loaded NCCL? `attach --dry-run` counts what matches without NCCL, too",
+            ExitCode.NO_PROCESS,
+        )

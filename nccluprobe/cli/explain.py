@@ -37,7 +37,7 @@ _BEFORE, _AFTER = 3, 2
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder that was analyzed.", metavar="RUN")],
+    runs: Annotated[list[Path], typer.Argument(help="What was given to analyze.", metavar="RUN")],
     finding_id: Annotated[
         str,
         typer.Argument(
@@ -58,22 +58,25 @@ def explain(
 
     The traces are judged again: give it the options that analyze had.
     """
-    if not run.exists():
-        raise NccluprobeError(f"{run}: no such folder", ExitCode.NO_TRACE)
+    for run in runs:
+        if not run.exists():
+            raise NccluprobeError(
+                f"{run}: no such folder; give explain RUN... FINDING_ID", ExitCode.NO_TRACE
+            )
     check_kind(source)
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
-    session = Session(find([run], source), options, run_id, False)
+    session = Session(find(runs, source), options, run_id, False)
     session.load()
     session.declare()
     session.analysis.scan(None)
     matcher = session.analysis.matcher
-    f = _pick(matcher.book.all(), finding_id, run)
+    f = _pick(matcher.book.all(), finding_id, runs)
     evidence, names, states = _evidence(f, matcher, session.found.traces, run_id)
     sys.stdout.write(render(f, evidence, names, states, sys.stdout.isatty()))
     return int(ExitCode.OK)
 
 
-def _pick(findings: list[Finding], wanted: str, run: Path) -> Finding:
+def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
     matches = [f for f in findings if f.id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
@@ -81,7 +84,7 @@ def _pick(findings: list[Finding], wanted: str, run: Path) -> Finding:
     if matches:
         raise NccluprobeError(f"{wanted}: several findings begin so: {ids}", ExitCode.USAGE)
     raise NccluprobeError(
-        f"{wanted}: no such finding in {run} with these limits; there are: {ids}; "
+        f"{wanted}: no such finding in {', '.join(map(str, runs))} with these limits; there are: {ids}; "
         "give the options that analyze had, such as --missing-after",
         ExitCode.USAGE,
     )

@@ -21,7 +21,7 @@ _MAX_FILE = 256 << 20
 def inspect(
     pids: Annotated[
         list[int] | None,
-        typer.Argument(parser=whole(1), metavar="[PID]...", help="Processes to look at."),
+        typer.Argument(parser=whole(1), metavar="PID", help="Processes to look at."),
     ] = None,
     pid_glob: Annotated[
         list[str] | None,

@@ -43,7 +43,7 @@ _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 def preload(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD...", help="The command, after `--`.")
+        list[str] | None, typer.Argument(metavar="CMD", help="The command, after `--`.")
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the traces (made when it is not there).")

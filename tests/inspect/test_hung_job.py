@@ -118,3 +118,13 @@ def test_doctor(stage: Stage, cli: Cli) -> None:
     assert "attach works here: yes" in text
     assert text.count("struct ncclComm by dwarf, confirmed") == 2
     assert cli("doctor", "4194000").returncode == 6
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_doctor_finds_no_process(cli: Cli, more: tuple[str, ...]) -> None:
+    done = cli("doctor", "--pid-glob", "no-such-program-*", *more)
+    assert done.returncode == 6
+    assert "no process that maps NCCL matches no-such-program-*" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "can_attach" in done.stdout or "attach works here" in done.stdout
+    assert cli("doctor", "--pid-glob", "").returncode == 2

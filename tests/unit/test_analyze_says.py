@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,24 @@ def test_only_plain_numbers_limit_a_phase(tmp_path: Path, value: str) -> None:
 def test_only_plain_numbers_are_processes(name: str, value: str) -> None:
     code, _, said = command(name, value)
     assert code == ExitCode.USAGE and "give a whole number" in said.splitlines()[-1]
+
+
+def test_explain_takes_the_folders_that_analyze_took(tmp_path: Path) -> None:
+    """A node with ranks 0 and 1 and one with ranks 2 and 3, each with a folder."""
+    hung(tmp_path / "all", 61)
+    nodes = [tmp_path / "node1", tmp_path / "node2"]
+    for rank, trace in enumerate(sorted((tmp_path / "all").rglob("rank_*.jsonl"))):
+        folder = nodes[rank // 2] / "tracing" / "run"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(trace, folder)
+    code, text, _ = command("analyze", *nodes, "--out", tmp_path)
+    found = re.search(r"\[(f[0-9a-f]+)\]", text)
+    assert code == ExitCode.NOTICES and found is not None
+    code, text, _ = command("explain", *nodes, found[1])
+    assert code == ExitCode.OK and "(count 1024, float32, sum): 0-2 not made by 3" in text
+    code, _, said = command("explain", *nodes, "nothing")
+    assert code == ExitCode.USAGE and f"no such finding in {nodes[0]}, {nodes[1]}" in said
+    code, _, said = command("explain", found[1])
+    assert code == ExitCode.USAGE and "Missing argument 'RUN'" in said
+    code, _, said = command("explain", tmp_path / "none", found[1])
+    assert code == ExitCode.NO_TRACE and "give explain RUN... FINDING_ID" in said
