@@ -83,8 +83,9 @@ def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
     ids = ", ".join(sorted(f.id for f in (matches or findings))[:20]) or "none"
     if matches:
         raise NccluprobeError(f"{wanted}: several findings begin so: {ids}", ExitCode.USAGE)
+    where = ", ".join(map(str, runs))
     raise NccluprobeError(
-        f"{wanted}: no such finding in {', '.join(map(str, runs))} with these limits; there are: {ids}; "
+        f"{wanted}: no such finding in {where} with these limits; there are: {ids}; "
         "give the options that analyze had, such as --missing-after",
         ExitCode.USAGE,
     )
