@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from nccluprobe.importers.fr_calls import Calls, Collectives, Transfers
-from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_calls import Calls, Collectives
+from nccluprobe.importers.fr_groups import Group, Part, by_peer, is_ahead, status_by_name, suspects
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
@@ -25,37 +24,6 @@ from nccluprobe.match.status import NO_DUMP, UNKNOWN_CLOCK
 SECOND = 1_000_000_000
 #: PyTorch's own default.
 _TIMEOUT_MS = 600_000
-
-
-@dataclass
-class _Part:
-    """One rank in one group."""
-
-    rank: int  # in the group
-    comm: int  # number in its source
-    collectives: Collectives | None = None
-    transfers: Transfers | None = None
-    #: The number that its next collective gets; None: not known.
-    position: int | None = None
-
-
-@dataclass
-class _Group:
-    key: GroupKey
-    parts: dict[int, _Part] = field(default_factory=dict)
-    has_p2p: bool = False
-    newest: int = 0  # largest number of a collective that anyone shows
-
-    @property
-    def complete(self) -> int:
-        """Below this, somebody has completed every collective."""
-        found = [0]
-        for p in self.parts.values():
-            if p.collectives is not None:
-                found.append(p.collectives.pending)
-            elif p.position is not None:
-                found.append(p.position)
-        return max(found)
 
 
 class FlightRecorder:
@@ -72,9 +40,11 @@ class FlightRecorder:
         self.calls = 0
         #: Whether the time of the dumps is not known, and the timeout stands for it.
         self.assumed = False
-        #: Ranks that left no whole dump, and that others wait for.
+        #: Ranks of which nobody knows where they were, and that others wait for.
         self.suspects: set[int] = set()
-        self._groups: dict[GroupKey, _Group] = {}
+        #: Ranks whose dumps show only what came after the others had dumped.
+        self._later: set[int] = set()
+        self._groups: dict[GroupKey, Group] = {}
         self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
 
     def through(self) -> int:
@@ -100,9 +70,17 @@ class FlightRecorder:
         late = self._cut(calls)
         for rank, c in calls.items():
             self._read(rank, c, rank in late)
+        self._later = self._find_later(calls, late)
         for rank, member in self.job.members.items():
-            self._place(rank, member, rank in late)
-        self._suspect()
+            self._place(rank, member, rank in late | self._later)
+        for group in self._groups.values():
+            group.settle()
+        unknown = {r for r, x in self.job.members.items() if x.dump is None}
+        if unknown or self._later:
+            telling = {r for r in unknown if self.job.members[r].in_file}
+            # Of several that came later one may have held up the others.
+            telling |= self._later if len(self._later) == 1 else set()
+            self.suspects = suspects(self._groups.values(), unknown | self._later, telling)
         frontier = self._frontiers()
         through = self.through()
         for rank, member in sorted(self.job.members.items()):
@@ -125,6 +103,21 @@ class FlightRecorder:
             self.newest = max(int(c.dump.created[c.kept].max(initial=0)) for c in calls.values())
         return late
 
+    def _find_later(self, calls: dict[int, Calls], late: set[int]) -> set[int]:
+        """Ranks whose dumps show nothing of the time when the others dumped."""
+        found = {r for r in late if calls[r].oldest_open is None and calls[r].forgets}
+        if found:
+            return found
+        groups = self._groups.values()
+        found = {
+            rank
+            for rank, c in calls.items()
+            if c.oldest_open is None
+            and c.forgets
+            and is_ahead(groups, rank, status_by_name(c.dump))
+        }
+        return found if len(found) == 1 else set()
+
     def _read(self, rank: int, calls: Calls, was_cut: bool) -> None:
         dump = calls.dump
         self.calls += len(dump)
@@ -137,62 +130,36 @@ class FlightRecorder:
             has_p2p = calls.has_p2p(g)
             group.has_p2p |= has_p2p
             status = None if was_cut else dump.status.get(dump.pg_ids[g])
-            part = group.parts[rank] = _Part(known.ranks.index(rank), 0)
+            part = group.parts[rank] = Part(known.ranks.index(rank), 0)
             part.collectives = calls.collectives(g, None if has_p2p else status)
             part.transfers = calls.transfers(g, len(known.ranks), status) if has_p2p else None
             newest = calls.entered(g)
+            if was_cut and calls.forgets and part.collectives is None:
+                part.at_most = newest + 1
+                continue
             if part.collectives is None:
                 # A send says after which collective it was queued.
                 part.position = newest + 1
             group.newest = max(group.newest, newest)
 
-    def _group(self, key: GroupKey) -> _Group:
+    def _group(self, key: GroupKey) -> Group:
         found = self._groups.get(key)
         if found is None:
-            found = self._groups[key] = _Group(key)
+            found = self._groups[key] = Group(key)
         return found
 
     def _place(self, rank: int, member: Member, was_cut: bool) -> None:
         """Where a rank stands in groups of which its dump shows nothing."""
-        status = {} if member.dump is None or was_cut else _status_by_name(member.dump)
+        status = {} if member.dump is None or was_cut else status_by_name(member.dump)
         for group in self._groups.values():
             name, ranks = group.key
             if rank not in ranks or rank in group.parts:
                 continue
-            part = group.parts[rank] = _Part(ranks.index(rank), 0)
+            part = group.parts[rank] = Part(ranks.index(rank), 0)
             last = status.get(name)
             # Where sends are counted in the same place the number may be theirs.
-            if last is not None and not group.has_p2p and last <= group.newest:
-                part.position = last + 1
-
-    def _suspect(self) -> None:
-        """Ranks without a dump that alone explain what others wait in.
-
-        A dump may be missing because nobody copied it.  But where no rank that left
-        one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
-        so is a file that is empty or cut short.
-        """
-        unknown = {r for r, x in self.job.members.items() if x.dump is None}
-        if not unknown:
-            return
-        broken = {r for r in unknown if self.job.members[r].in_file}
-        oldest: dict[int, tuple[int, set[int]]] = {}
-        absent: set[int] = set()
-        for group in self._groups.values():
-            ranks = group.key[1]
-            for rank, part in group.parts.items():
-                if part.collectives is not None and part.collectives.pending + 1 < group.complete:
-                    unknown = broken  # its device has failed
-                for record, needs in waiting(group, part):
-                    lacks = {ranks[x] for x in needs}
-                    absent |= lacks
-                    if rank not in oldest or record < oldest[rank][0]:
-                        oldest[rank] = record, lacks
-        if absent - unknown - oldest.keys():
-            unknown = broken  # a rank that waits for nobody did not come
-        for _, lacks in oldest.values():
-            if lacks and lacks <= unknown:
-                self.suspects |= lacks
+            if last is not None and not group.has_p2p and last[0] <= group.newest:
+                part.position = last[0] + 1
 
     def _frontiers(self) -> dict[tuple[GroupKey, int, int], int]:
         """(group, sender, receiver) -> transfers that one side has completed, as numbered here."""
@@ -201,7 +168,7 @@ class FlightRecorder:
             for part in group.parts.values():
                 if part.transfers is None:
                     continue
-                for send, peer, _, done in _by_peer(part.transfers):
+                for send, peer, _, done in by_peer(part.transfers):
                     pair = (key, part.rank, peer) if send else (key, peer, part.rank)
                     found[pair] = max(found.get(pair, 0), done)
         return found
@@ -241,7 +208,7 @@ class FlightRecorder:
                 yield _p2p_batch(source, comm, group.key, part, frontier, p2p)
             c = part.collectives
             yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
-        if dump is not None or rank in self.suspects:
+        if (dump is not None and rank not in self._later) or rank in self.suspects:
             if dump is not None and dump.whole:
                 times = np.sort(dump.created[dump.created <= self.newest])
                 yield m.Activity(source, times, times)
@@ -257,7 +224,7 @@ class FlightRecorder:
             )
         yield m.Progress(source, through, caught_up=True)
 
-    def _comm(self, source: int, comm: int, group: _Group, part: _Part) -> m.CommInfo:
+    def _comm(self, source: int, comm: int, group: Group, part: Part) -> m.CommInfo:
         name, ranks = group.key
         members = hashlib.blake2s(repr(ranks).encode(), digest_size=4).hexdigest()
         if part.collectives is not None:
@@ -279,39 +246,6 @@ class FlightRecorder:
         )
 
 
-def waiting(group: _Group, part: _Part) -> Iterator[tuple[int, set[int]]]:
-    """(record, group ranks that have not come to it) of calls that are not complete."""
-    c = part.collectives
-    # What another has completed holds nobody up.
-    first = max(group.complete, 0 if c is None else c.pending)
-    if c is not None and first < c.end:
-        ranks = range(len(group.key[1]))
-        came = {p.rank for p in group.parts.values() if p.collectives and p.collectives.end > first}
-        came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
-        yield int(c.record[first - c.base]), set(ranks) - came
-    t = part.transfers
-    if t is None:
-        return
-    for send, peer, rows, done in _by_peer(t):
-        if done < len(rows):
-            other = next((p for p in group.parts.values() if p.rank == peer), None)
-            back = () if other is None or other.transfers is None else _by_peer(other.transfers)
-            came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
-            yield int(t.record[rows[done]]), set() if came_ else {peer}
-
-
-def _status_by_name(dump: Dump) -> dict[str, int]:
-    """Group name -> number of the newest call.  Names and ids both rise as groups are made."""
-    by_id = {i: name for i, (name, _) in zip(dump.pg_ids, dump.groups_seen, strict=True)}
-    names = [g.name for g in dump.groups.values()]
-    if not all(x.isdigit() for x in (*names, *dump.status)) or len(names) != len(dump.status):
-        return {by_id[i]: s[0] for i, s in dump.status.items() if i in by_id}
-    paired = dict(zip(sorted(dump.status, key=int), sorted(names, key=int), strict=True))
-    if any(paired.get(i) != name for i, name in by_id.items()):
-        return {by_id[i]: s[0] for i, s in dump.status.items() if i in by_id}
-    return {name: dump.status[i][0] for i, name in paired.items()}
-
-
 def _batch(source: int, comm: int, c: Collectives) -> m.Batch:
     n = len(c.sig)
     return m.Batch(
@@ -328,23 +262,11 @@ def _batch(source: int, comm: int, c: Collectives) -> m.Batch:
     )
 
 
-def _by_peer(t: Transfers) -> Iterator[tuple[bool, int, m.Int64, int]]:
-    """(is a send, peer, rows in order, how many at the front are complete)."""
-    key = t.peer.astype(np.int64) * 2 + t.send
-    order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        rows = order[start:end]
-        waiting = np.flatnonzero(~t.done[rows])
-        done = int(waiting[0]) if len(waiting) else len(rows)
-        yield bool(t.send[rows[0]]), int(t.peer[rows[0]]), rows, done
-
-
 def _p2p_batch(
     source: int,
     comm: int,
     key: GroupKey,
-    part: _Part,
+    part: Part,
     frontier: dict[tuple[GroupKey, int, int], int],
     completed: list[tuple[bool, int, int]],
 ) -> m.P2PBatch:
@@ -353,7 +275,7 @@ def _p2p_batch(
     assert t is not None
     n = len(t.sig)
     order = np.zeros(n, np.int64)
-    for send, peer, rows, done in _by_peer(t):
+    for send, peer, rows, done in by_peer(t):
         pair = (key, part.rank, peer) if send else (key, peer, part.rank)
         common = frontier[pair]
         order[rows] = np.arange(len(rows)) + (common - done)

@@ -84,6 +84,14 @@ class Calls:
         open_ = self.dump.created[self.kept & (self.state != COMPLETED)]
         return int(open_.min()) if len(open_) else None
 
+    @property
+    def forgets(self) -> bool:
+        """Whether the dump does not show every call up to the moment that it was cut at.
+
+        It leaves out what is complete, or its ring has gone past that moment.
+        """
+        return not (self.dump.whole and int(self.dump.created.min()) <= self._end)
+
     def cut(self, t: int) -> bool:
         """Forget what was made later than ``t``, and ends that were noticed later; if any."""
         self._end = t

@@ -1,0 +1,148 @@
+"""What the ranks of one process group show together, and who of the unknown is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nccluprobe.importers.fr_calls import Collectives, Transfers
+from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_job import GroupKey
+from nccluprobe.match.model import Int64
+
+
+@dataclass
+class Part:
+    """One rank in one group."""
+
+    rank: int  # in the group
+    comm: int  # number in its source
+    collectives: Collectives | None = None
+    transfers: Transfers | None = None
+    #: The number that its next collective gets; None: not known.
+    position: int | None = None
+    #: That number is not larger than this; None: nothing is known of it.
+    at_most: int | None = None
+
+
+@dataclass
+class Group:
+    key: GroupKey
+    parts: dict[int, Part] = field(default_factory=dict)
+    has_p2p: bool = False
+    newest: int = 0  # largest number of a collective that anyone shows
+
+    @property
+    def complete(self) -> int:
+        """Below this, somebody has completed every collective."""
+        found = [0]
+        for p in self.parts.values():
+            if p.collectives is not None:
+                found.append(p.collectives.pending)
+            elif p.position is not None:
+                found.append(p.position)
+        return max(found)
+
+    def settle(self) -> None:
+        """Ranks that cannot have gone further than what others have completed are there."""
+        done = self.complete
+        for p in self.parts.values():
+            if p.at_most is not None and p.at_most <= done:
+                p.position = p.at_most
+
+
+def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> set[int]:
+    """Of the ranks of which nobody knows where they were, those that explain what others wait in.
+
+    A dump may be missing because nobody copied it.  But where no rank that left
+    one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
+    ``telling``: those whose file says so by itself, as it is empty or cut short.
+    """
+    oldest: dict[int, tuple[int, set[int]]] = {}
+    absent: set[int] = set()
+    for group in groups:
+        ranks = group.key[1]
+        for rank, part in group.parts.items():
+            if part.collectives is not None and part.collectives.pending + 1 < group.complete:
+                unknown = telling  # its device has failed
+            for record, needs in waiting(group, part):
+                lacks = {ranks[x] for x in needs}
+                absent |= lacks
+                if rank not in oldest or record < oldest[rank][0]:
+                    oldest[rank] = record, lacks
+    if absent - unknown - oldest.keys():
+        unknown = telling  # a rank that waits for nobody did not come
+    found: set[int] = set()
+    for _, lacks in oldest.values():
+        if lacks and lacks <= unknown:
+            found |= lacks
+    return found
+
+
+def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]]) -> bool:
+    """Whether a rank that waits for nothing has completed what nobody else has.
+
+    Then its dump was made later than theirs.  ``last``: group name -> numbers of the
+    newest call and of the newest that is complete.
+    """
+    found = False
+    for group in groups:
+        name, ranks = group.key
+        done = group.complete
+        others = [p.collectives for p in group.parts.values() if p.collectives is not None]
+        if any(c.pending < done for c in others):
+            return False  # another one has completed more, too
+        if group.has_p2p or rank not in ranks or name not in last:
+            continue
+        found |= last[name][0] == last[name][1] and any(c.pending <= last[name][1] for c in others)
+    return found
+
+
+def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int]]]:
+    """(record, group ranks that have not come to it) of calls that are not complete."""
+    c = part.collectives
+    # What another has completed holds nobody up.
+    first = max(group.complete, 0 if c is None else c.pending)
+    if c is not None and first < c.end:
+        ranks = range(len(group.key[1]))
+        came = {p.rank for p in group.parts.values() if p.collectives and p.collectives.end > first}
+        came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
+        yield int(c.record[first - c.base]), set(ranks) - came
+    t = part.transfers
+    if t is None:
+        return
+    for send, peer, rows, done in by_peer(t):
+        if done < len(rows):
+            other = next((p for p in group.parts.values() if p.rank == peer), None)
+            back = () if other is None or other.transfers is None else by_peer(other.transfers)
+            came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
+            yield int(t.record[rows[done]]), set() if came_ else {peer}
+
+
+def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:
+    """Group name -> numbers of the newest call and of the newest that is complete.
+
+    Names and ids both rise as groups are made.
+    """
+    by_id = {i: name for i, (name, _) in zip(dump.pg_ids, dump.groups_seen, strict=True)}
+    names = [g.name for g in dump.groups.values()]
+    if not all(x.isdigit() for x in (*names, *dump.status)) or len(names) != len(dump.status):
+        return {by_id[i]: s for i, s in dump.status.items() if i in by_id}
+    paired = dict(zip(sorted(dump.status, key=int), sorted(names, key=int), strict=True))
+    if any(paired.get(i) != name for i, name in by_id.items()):
+        return {by_id[i]: s for i, s in dump.status.items() if i in by_id}
+    return {name: dump.status[i] for i, name in paired.items()}
+
+
+def by_peer(t: Transfers) -> Iterator[tuple[bool, int, Int64, int]]:
+    """(is a send, peer, rows in order, how many at the front are complete)."""
+    key = t.peer.astype(np.int64) * 2 + t.send
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        rows = order[start:end]
+        waiting = np.flatnonzero(~t.done[rows])
+        done = int(waiting[0]) if len(waiting) else len(rows)
+        yield bool(t.send[rows[0]]), int(t.peer[rows[0]]), rows, done
