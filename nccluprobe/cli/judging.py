@@ -106,6 +106,7 @@ class Session:
         self._live = True
         began = heard = time.monotonic()
         next_scan = began
+        due: int | None = None
         self.read()
         self._import()
         # Also where a shell started it in the background, with SIGINT ignored.
@@ -116,16 +117,21 @@ class Session:
                 now = time.monotonic()
                 if self.read():
                     heard = now
-                if now >= next_scan:
+                clock = time.time_ns()
+                # Reading thousands of files takes a while: a threshold that is over
+                # does not wait for the next second as well.
+                if now >= next_scan or (due is not None and clock >= due):
                     next_scan = now + SCAN_S
                     self.declare()
-                    self._emit(self.analysis.scan(time.time_ns()), writer)
+                    self._emit(self.analysis.scan(clock), writer)
+                    due = self.analysis.due(clock)
                     writer.mark()
                 if duration is not None and now - began >= duration:
                     break
                 if until_quiet is not None and now - heard >= until_quiet:
                     break
-                time.sleep(_STEP_S)
+                left = _STEP_S if due is None else max(0, due - time.time_ns()) / 1e9
+                time.sleep(min(_STEP_S, left))
         except KeyboardInterrupt:
             pass
         self.declare()

@@ -125,6 +125,8 @@ class Communicator:
     in_time: int = -1
     #: Waits for a root beyond the threshold that ended well, by kind.
     lessons: dict[Lesson, int] = field(default_factory=dict)
+    #: The endpoints, sorted, as a scan asks for them many times; empty: not sorted so far.
+    _by_rank: list[tuple[int, Endpoint]] = field(default_factory=list)
 
     @property
     def name(self) -> str | None:
@@ -138,11 +140,12 @@ class Communicator:
 
     def members(self) -> list[Endpoint]:
         """Endpoints that can be compared, by rank."""
-        return [
-            e
-            for rank, e in sorted(self.endpoints.items())
-            if e.slotted and rank not in self.unwatched
-        ]
+        if not self._by_rank:
+            self._by_rank = sorted(self.endpoints.items())
+        unwatched = self.unwatched
+        if not unwatched:
+            return [e for _, e in self._by_rank if e.slotted]
+        return [e for rank, e in self._by_rank if e.slotted and rank not in unwatched]
 
     @property
     def discards_zero(self) -> bool:
@@ -173,15 +176,19 @@ class Communicator:
 
     def joined(self, rank: int, e: Endpoint) -> None:
         """Take a member."""
-        self.endpoints[rank] = e
+        self._take(rank, e)
         self.sources.add(e.info.source)
         self.has_late = self.has_late or e.late
         if e.info.from_start and not self.begun and self.counters is None:
             self.counters = [0] * len(SEQ_NAMES)
 
+    def _take(self, rank: int, e: Endpoint) -> None:
+        self.endpoints[rank] = e
+        self._by_rank.clear()
+
     def replaced(self, rank: int, e: Endpoint) -> None:
         """Another tracer speaks for a member from now on."""
-        self.endpoints[rank] = e
+        self._take(rank, e)
         self.sources = {x.info.source for x in self.endpoints.values()}
         self.unwatched.discard(rank)
         self.has_late = self.has_late or e.late

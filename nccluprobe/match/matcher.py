@@ -125,6 +125,12 @@ class Matcher(State):
         self._clean_up(contexts)
         return written
 
+    def due(self, now: int) -> int | None:
+        """When what ranks wait in passes its next limit, unix ns; None: they wait in nothing."""
+        limits = (self.options.missing_after, self.options.error_after)
+        times = (w.first + limit for w in self.waits for limit in limits)
+        return min((t for t in times if t > now), default=None)
+
     def forget_signatures(self) -> None:
         """Give the ids of signatures that nothing refers to any more to others."""
         episodes = (*self.delays.episodes.values(), *self.delays.ended)

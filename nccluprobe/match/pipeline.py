@@ -67,3 +67,7 @@ class Analysis:
     def scan(self, now: int | None = None) -> list[Finding]:
         """Findings to write, new or changed."""
         return self.matcher.scan(now)
+
+    def due(self, now: int) -> int | None:
+        """When a scan may find more, unix ns, though nothing is read; None: not known of any."""
+        return self.matcher.due(now)

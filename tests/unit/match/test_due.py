@@ -1,0 +1,31 @@
+"""When a wait passes its next limit, for who follows a job."""
+
+from __future__ import annotations
+
+from support.analysis import Run, cover, steps
+from support.tracegen import Job, S, unix
+
+
+def test_the_next_limit_of_an_open_wait() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 400)
+    run = Run(job)
+    run.all()
+    first = unix(t)
+    for after, due in ((10, 60), (59.9, 60), (60, 300), (299, 300), (300, None)):
+        now = first + round(after * S)
+        run.scan(now)
+        expected = None if due is None else first + due * S
+        assert run.analysis.due(now) == expected, after
+
+
+def test_nobody_waits_and_nothing_is_due() -> None:
+    job = Job()
+    cover(job.procs, steps(job.world(4), 42) + 100)
+    run = Run(job)
+    run.all()
+    run.scan(unix(50))
+    assert run.analysis.due(unix(50)) is None
