@@ -27,7 +27,7 @@ _STEP_S = 0.25
 _PASSES = 4
 #: Rows of JSON are many objects, without cycles and soon gone: looking for cycles
 #: at every 700th costs a tenth of the time.
-_COLLECT_AT = 100_000
+COLLECT_AT = 100_000
 
 
 class Session:
@@ -42,7 +42,7 @@ class Session:
         self.heartbeats = HeartbeatReader()
         self._declared: set[int] = set()  # sources whose phases come from files
         self._live = False
-        gc.set_threshold(_COLLECT_AT, 50, 50)
+        gc.set_threshold(COLLECT_AT, 50, 50)
 
     def read(self) -> bool:
         """Everything there is to read now; whether there was anything."""
