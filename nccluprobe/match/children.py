@@ -17,7 +17,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Inside
 from nccluprobe.nccl.api import TRACED, Role
-from nccluprobe.nccl.enums import SPLIT_NOCOLOR
+from nccluprobe.nccl.enums import IN_PROGRESS, SPLIT_NOCOLOR
 
 _KEPT = 10_000
 At = tuple[int, int]  # (source, communicator id)
@@ -40,6 +40,12 @@ class Made(NamedTuple):
     color: int | None
     nranks: int | None
     uid_hash: str | None
+    t: int = 0
+    thread: int = 0
+    group: int = 0
+    #: It came back, and not with an error.
+    returned: bool = False
+    nonblocking: bool = False
 
 
 @dataclass
@@ -49,15 +55,35 @@ class Children:
     #: (source, parent id, ordinal of the child) -> (colour, key)
     _splits: OrderedDict[tuple[int, int, int], tuple[int, int]] = field(default_factory=OrderedDict)
     _made: OrderedDict[tuple[int, int, int], Made] = field(default_factory=OrderedDict)
+    #: (source, parent id) -> ordinal of its newest child
+    _newest: OrderedDict[At, int] = field(default_factory=OrderedDict)
     waiting: dict[At, Endpoint] = field(default_factory=dict)
     changed: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self._made)
 
     def note(self, call: m.Call | m.Enter) -> None:
         """Take a call that makes a child of a communicator."""
         if call.comm is None or call.ord is None:
             return
         at = (call.source, call.comm, call.ord)
-        self._made[at] = Made(call.api, call.color, call.nranks, call.uid_hash)
+        back = isinstance(call, m.Call) and not m.not_run(call.rc)
+        in_progress = isinstance(call, m.Call) and call.rc == IN_PROGRESS
+        self._made[at] = Made(
+            call.api,
+            call.color,
+            call.nranks,
+            call.uid_hash,
+            call.t,
+            call.thread,
+            call.group,
+            back,
+            call.nonblocking or in_progress,
+        )
+        self._newest[at[:2]] = max(call.ord, self._newest.get(at[:2], 0))
+        if len(self._newest) > _KEPT * 16:
+            self._newest.popitem(last=False)
         if len(self._made) > _KEPT * 16:
             self._made.popitem(last=False)
         if call.color is None:
@@ -70,6 +96,10 @@ class Children:
     def made(self, e: Endpoint, child: int) -> Made | None:
         """The call by which this member of the parent came to the child of this ordinal."""
         return self._made.get((e.info.source, e.info.id, child))
+
+    def newest(self, e: Endpoint) -> int | None:
+        """Ordinal of the newest child that this member of the parent came to."""
+        return self._newest.get((e.info.source, e.info.id))
 
     def wait(self, at: At, e: Endpoint) -> None:
         """Remember an endpoint whose rank is not known."""

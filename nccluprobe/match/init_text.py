@@ -58,7 +58,7 @@ def _finding(
         role="root_cause",
         job=ctx.job,
         since=since,
-        waiters=tuple(c.process.who for c in claims if c.inside()),
+        waiters=tuple(c.process.who for c in claims if c.waits(ctx)),
     )
 
 
@@ -75,6 +75,7 @@ def missing(
     first = min(c.t for c in waiting)
     candidates = elsewhere[:_KEPT]
     named = ""
+    where = "have entered it, without blocking" if waiting[0].pending else "inside"
     if candidates and len(candidates) <= 8:
         named = " Not in it: " + "; ".join(p.label() for p in candidates) + "."
     f = _finding(
@@ -105,7 +106,7 @@ def missing(
                 f"{waiting[0].api} of communicator {uid_hash} ({nranks} ranks) waits for "
                 f"{seconds(ctx.now - first):.1f} s: rank{_s(len(absent))} "
                 f"{ranks_text(absent)} not seen in it, rank{_s(len(came))} "
-                f"{ranks_text(came)} inside.{named}"
+                f"{ranks_text(came)} {where}.{named}"
             ),
         },
     )

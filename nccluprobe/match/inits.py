@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from nccluprobe.match import init_text as text
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.process import Process
+from nccluprobe.match.pending import Uses, is_quiet, waiting_members
+from nccluprobe.match.process import Inside, Process
 from nccluprobe.match.status import is_silent
+from nccluprobe.nccl.enums import IN_PROGRESS
 
 _KEPT = 10_000
 _FOREVER = 2**63 - 1
@@ -34,9 +38,29 @@ class Claim:
     api: str
     thread: int
     t_exit: int | None = None  # None: still inside
+    rc: int = 0
     group: int = 0
     failed: bool = False
     nonblocking: bool = False
+    #: Its call did not block, has returned, and nothing shows that the communicator is there.
+    pending: bool = False
+    #: It has ended the communicator.
+    gave_up: bool = False
+
+    def begun(self) -> bool:
+        """Whether its call has returned and goes on by itself (ncclInProgress)."""
+        if self.failed or self.t_exit is None:
+            return False
+        if not self.group:
+            return self.rc == IN_PROGRESS
+        end = self.process.groups.get(self.group)
+        return end is not None and not end.open and end.rc == IN_PROGRESS
+
+    def waits(self, ctx: Context) -> bool:
+        """Whether it is inside, or has nothing left to do but to poll."""
+        if not self.pending:
+            return self.inside()
+        return is_quiet(self.process, self.until(ctx.now, ctx.options.silent_after), ctx)
 
     def inside(self) -> bool:
         """Whether it still waits for the others, as far as the trace tells."""
@@ -50,7 +74,7 @@ class Claim:
 
     def returned(self) -> bool:
         """Whether the communicator was made: a blocking init returns when all have come."""
-        if self.failed or self.nonblocking or self.t_exit is None:
+        if self.failed or self.nonblocking or self.begun() or self.t_exit is None:
             return False
         if not self.group:
             return True
@@ -66,7 +90,7 @@ class Claim:
     @property
     def ends(self) -> int:
         """When it stopped claiming the rank."""
-        if self.inside():
+        if self.inside() or (self.pending and not self.process.ended):
             return _FOREVER
         if self.t_exit is not None:
             return self.t_exit
@@ -103,6 +127,7 @@ class Init:
 class Inits:
     """All initialisations by unique id."""
 
+    uses: Uses
     inits: OrderedDict[str, Init] = field(default_factory=OrderedDict)
     #: ncclCommInitAll: one call for all ranks.
     alone: list[tuple[Process, m.Enter]] = field(default_factory=list)
@@ -139,6 +164,7 @@ class Inits:
         if isinstance(call, m.Call) and (call.thread, call.t) not in process.cut:
             claim.t_exit = max(call.t, call.t_exit)
             claim.failed = m.not_run(call.rc)
+            claim.rc = call.rc
 
     def note_old(self, call: m.Enter | m.Call, old: int) -> None:
         """Take a grow called by a rank of the communicator that grows, of size ``old``."""
@@ -171,17 +197,88 @@ class Inits:
             if not init.claims:
                 continue
             init.done = init.done or any(c.returned() for c in init.claims)
+            self._note_pending(init)
             ctx = context(init.claims[0].process.source)
             wrong = _sizes(init, ctx) + _conflicts(init, ctx)
             found += wrong
             if not init.old and any(c.api == GROW for c in init.claims):
                 init.old = self.grown.get(init.nranks, 0)
-            waiting = _waiting(init, ctx, processes, context)
+            waiting = self._waiting(init, ctx, processes, context)
             if waiting is not None:
                 if wrong:
                     waiting.role, waiting.downstream_of = "downstream", wrong[0].id
                 found.append(waiting)
         return found + self._all_at_once(context)
+
+    def _note_pending(self, init: Init) -> None:
+        """Tell which calls that did not block are not known to be over."""
+        begun = [c for c in init.claims if c.begun()]
+        if not begun:
+            return
+        mine = [] if init.done else self.uses.members(init.uid_hash)
+        init.done = init.done or any(map(self.uses.is_used, mine))
+        ended = {e.process.who for e in mine if e.end is not None}
+        for c in begun:
+            c.gave_up |= c.process.who in ended
+            c.pending = not (init.done or c.gave_up)
+
+    def waiting_members(self, comm: Communicator, ctx: Context) -> list[tuple[Endpoint, Inside]]:
+        """Members of a communicator that wait for a child, in a call that did not block."""
+        root = next((self.uses.root(e) for e in comm.members()), None)
+        init = None if root is None else self.inits.get(root)
+        plain = init is None or not any(c.nonblocking or c.begun() for c in init.claims)
+        return waiting_members(comm, self.uses, not plain, ctx)
+
+    def _waiting(
+        self,
+        init: Init,
+        ctx: Context,
+        processes: Iterable[Process],
+        context: Callable[[int], Context],
+    ) -> Finding | None:
+        """Who waits in it, and for whom."""
+        limit = ctx.options.silent_after
+        claims = init.live()
+        waiting = [c for c in claims if c.waits(ctx)]
+        polls = all(c.pending for c in waiting)
+        if not waiting:
+            return None
+        # Old ranks of a grow are judged by their own communicator.
+        came = {c.rank for c in claims} | set(range(init.old))
+        until = max(c.until(ctx.now, limit) for c in waiting)
+        if init.done:
+            newest = max(c.t for c in claims)
+            back = [c for c in claims if c.returned()]
+            since = max(newest, *(c.t_exit or 0 for c in back))
+            if until - since < ctx.options.missing_after or len(waiting) >= len(back):
+                return None
+            return text.not_returned(init.uid_hash, waiting, back, ctx, since)
+        if len(came) >= init.nranks:
+            newest = max(c.t for c in claims)
+            still = len(waiting) == len(claims)
+            if polls or not still or until - newest < ctx.options.missing_after:
+                return None
+            return text.stuck(init.uid_hash, waiting, ctx, newest)
+        first = min(c.t for c in waiting)
+        if until - first < ctx.options.missing_after:
+            return None
+        inside = {c.process.who for c in claims}
+        job: dict[Hashable, Process] = {}
+        for p in processes:
+            if p.info is None or p.who in inside or p.ended:
+                continue
+            if p.info.run_id == ctx.run_id or context(p.source).job == ctx.job:
+                job.setdefault(p.who, p)
+        elsewhere = list(job.values())
+        f = text.missing(init.uid_hash, init.nranks, waiting, sorted(came), elsewhere, ctx)
+        if polls:
+            others = [
+                p for p in elsewhere if 0 < p.first_coverage <= first and not p.lost_since(first)
+            ]
+            lack = init.nranks - len(came)
+            if not self.uses.are_all_seen([c.process for c in claims], others, lack):
+                f.severity = "notice"  # they may have come where nobody looks
+        return f
 
     def _all_at_once(self, context: Callable[[int], Context]) -> list[Finding]:
         self.alone = [(p, c) for p, c in self.alone if (c.thread, c.t) in p.inside]
@@ -217,47 +314,6 @@ def link(current: list[Finding]) -> None:
             if candidates <= set(g.waiters):
                 f.role, f.downstream_of = "downstream", g.id
                 break
-
-
-def _waiting(
-    init: Init,
-    ctx: Context,
-    processes: Iterable[Process],
-    context: Callable[[int], Context],
-) -> Finding | None:
-    """Who waits in it, and for whom."""
-    limit = ctx.options.silent_after
-    claims = init.live()
-    waiting = [c for c in claims if c.inside()]
-    if not waiting:
-        return None
-    # Old ranks of a grow are judged by their own communicator.
-    came = {c.rank for c in claims} | set(range(init.old))
-    until = max(c.until(ctx.now, limit) for c in waiting)
-    if init.done:
-        newest = max(c.t for c in claims)
-        back = [c for c in claims if c.returned()]
-        since = max(newest, *(c.t_exit or 0 for c in back))
-        if until - since < ctx.options.missing_after or len(waiting) >= len(back):
-            return None
-        return text.not_returned(init.uid_hash, waiting, back, ctx, since)
-    if len(came) >= init.nranks:
-        newest = max(c.t for c in claims)
-        still = len(waiting) == len(claims)
-        if not still or until - newest < ctx.options.missing_after:
-            return None
-        return text.stuck(init.uid_hash, waiting, ctx, newest)
-    first = min(c.t for c in waiting)
-    if until - first < ctx.options.missing_after:
-        return None
-    inside = {c.process.who for c in claims}
-    job: dict[Hashable, Process] = {}
-    for p in processes:
-        if p.info is None or p.who in inside or p.ended:
-            continue
-        if p.info.run_id == ctx.run_id or context(p.source).job == ctx.job:
-            job.setdefault(p.who, p)
-    return text.missing(init.uid_hash, init.nranks, waiting, sorted(came), list(job.values()), ctx)
 
 
 def _sizes(init: Init, ctx: Context) -> list[Finding]:

@@ -64,6 +64,8 @@ def judge_child(
         return None, None
     members = comm.members()
     inside = [(e, c) for e in members if (c := inside_child(e)) is not None]
+    back = [] if inside else inits.waiting_members(comm, ctx)
+    inside += back  # these poll, which is not seen: it may have ended
     if not inside:
         return None, None
     child = min(c.ord or 0 for _, c in inside)
@@ -79,7 +81,7 @@ def judge_child(
         here = inits.new_ranks(call.uid_hash, call.nranks, comm.key.nranks)
         x.new_ranks = [r for r in range(comm.key.nranks, call.nranks) if r not in here]
     if not x.absent and not x.new_ranks:
-        return None, _stuck(x)
+        return None, None if back else _stuck(x)
     due = x.until - x.first >= ctx.options.missing_after
     finding = _finding(x) if due else None
     wait = Wait(

@@ -15,6 +15,7 @@ from nccluprobe.match.inits import GROW, Inits
 from nccluprobe.match.jobs import Jobs
 from nccluprobe.match.options import Options
 from nccluprobe.match.p2p import P2P
+from nccluprobe.match.pending import Uses
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.standing import Standing
@@ -31,7 +32,6 @@ class State:
         self.endpoints: dict[tuple[int, int], Endpoint] = {}
         self.comms: dict[CommKey, Communicator] = {}
         self.jobs = Jobs()
-        self.inits = Inits()
         self.errors = Errors()
         self.p2p = P2P(self.options, self.table)
         self.children = Children()
@@ -44,6 +44,9 @@ class State:
         self.notes: list[m.StateNote] = []
         self._home: dict[tuple[int, int], Communicator] = {}
         self.of_source: dict[int, list[Endpoint]] = {}
+        self.inits = Inits(
+            Uses(self.comms, self.endpoints, self.of_source, self.p2p.sides, self.children)
+        )
         self._unread: dict[int, None] = {}
         self._touched: dict[CommKey, None] = {}
         self._take: dict[type[Any], Callable[[Any], None]] = {

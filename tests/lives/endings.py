@@ -69,6 +69,31 @@ def slow_to_init(hung: bool) -> Job:
     return job
 
 
+@life("comm_init_missing_enter", blamed=(3,), notices=True)
+def split_without_blocking(hung: bool) -> Job:
+    """Ranks poll until all have come; rank 3 comes two minutes late, or never."""
+    job = Job()
+    args: dict[str, Any] = {"uid_hash": "00000000000000aa", "nranks": 4, "rc": 7}
+    comms = [job.proc(r).comm("00000000000000aa", r, 4, t=1.0) for r in range(4)]
+    for r, c in enumerate(comms):
+        c.proc.call(None, "ncclCommInitRankConfig", 1.0, rank=r, new_comm=c.id, **args)
+    t = rounds(comms, 50, 2.0)
+    for r, c in enumerate(comms[: 3 if hung else 4]):
+        late = 120 if r == 3 else 0
+        c.proc.call(c, "ncclCommSplit", t + late, color=r % 2, key=r, ord=1, new_comm=None)
+    if hung:
+        watch_all(job.procs[:3], t + HANGS, (0.0, RUNS))
+        watch(job.procs[3], t + HANGS, (0.0, RUNS), (t, READS))
+        return job
+    t += 121
+    for r, c in enumerate(comms):
+        half, place = f"00000000000000b{r % 2}", r // 2
+        child = c.proc.comm(half, place, 2, t=t, learnt="split", parent=c.id, child=1)
+        rounds([child], 10, t + 1)
+    watch_all(job.procs, rounds(comms, 10, t + 3), (0.0, RUNS))
+    return job
+
+
 @life(MISSING, blamed=(1,))
 def late_attach(hung: bool) -> Job:
     """Each rank is attached a few calls later than the one before, 500 calls after init."""
