@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from nccluprobe.importers.fr_calls import Calls, Collectives
-from nccluprobe.importers.fr_groups import Group, Part, by_peer, is_ahead, status_by_name, suspects
+from nccluprobe.importers.fr_groups import (
+    Group,
+    Part,
+    blind,
+    by_peer,
+    is_ahead,
+    status_by_name,
+    suspects,
+)
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
@@ -81,6 +89,7 @@ class FlightRecorder:
             # Of several that came later one may have held up the others.
             telling |= self._later if len(self._later) == 1 else set()
             self.suspects = suspects(self._groups.values(), unknown | self._later, telling)
+        self._trust_partners()
         frontier = self._frontiers()
         through = self.through()
         for rank, member in sorted(self.job.members.items()):
@@ -160,6 +169,15 @@ class FlightRecorder:
             # Where sends are counted in the same place the number may be theirs.
             if last is not None and not group.has_p2p and last[0] <= group.newest:
                 part.position = last[0] + 1
+
+    def _trust_partners(self) -> None:
+        """What a rank that does not see completion tells of its sends and receives is old."""
+        not_seeing = blind(self._groups.values())
+        for group in self._groups.values():
+            for rank in not_seeing & group.parts.keys():
+                transfers = group.parts[rank].transfers
+                if transfers is not None:
+                    transfers.done[:] = True
 
     def _frontiers(self) -> dict[tuple[GroupKey, int, int], int]:
         """(group, sender, receiver) -> transfers that one side has completed, as numbered here."""

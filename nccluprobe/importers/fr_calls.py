@@ -32,11 +32,22 @@ class Collectives:
     t: Int64
     record: Int64
     pending: int
+    #: Whether none of the ranks can complete it without all others.
+    needs_all: _Bools
 
     @property
     def end(self) -> int:
         """The number that comes next."""
         return self.base + len(self.sig)
+
+    def unseen(self, complete: int) -> int:
+        """Calls that are complete, and not as this rank knows.
+
+        ``complete``: below this, another rank has completed every call.
+        """
+        first = self.pending - self.base
+        took_part = np.flatnonzero(self.needs_all[first : complete - self.base])
+        return int(took_part[-1]) + 1 if len(took_part) else 0
 
 
 @dataclass
@@ -60,6 +71,7 @@ class Calls:
         self.operations = [operation(n) for n in dump.names]
         self._types = [datatype(d) for d in dump.datatypes]
         self._coalesced = {i for i, n in enumerate(self.operations) if n.api == COALESCED}
+        self._needs_all = np.array([n.needs_all for n in self.operations], np.bool_)
         self._sigs: dict[tuple[int, int, int, int, int], int] = {}
         self.state = dump.state.copy()
         self.kept = np.ones(len(dump), np.bool_)
@@ -179,14 +191,16 @@ class Calls:
         sigs = self._signatures(picked)
         base, end = int(seq[0]), int(seq[-1]) + 1
         record, t = d.record[picked], d.created[picked]
+        needs_all = self._needs_all[d.name[picked]]
         if end - base != len(seq):
             at = seq - base
             filled = np.zeros(end - base, np.int32)
             filled[at] = sigs
             after = np.searchsorted(seq, np.arange(base, end))
             sigs, t, record = filled, t[after], record[after]
+            needs_all = np.isin(np.arange(base, end), seq[needs_all])
         pending = int(waiting.min()) if len(waiting) else end
-        return Collectives(base, sigs, t, record, max(base, pending))
+        return Collectives(base, sigs, t, record, max(base, pending), needs_all)
 
     def transfers(
         self, group: int, nranks: int, status: tuple[int, int] | None

@@ -53,6 +53,18 @@ class Group:
                 p.position = p.at_most
 
 
+def blind(groups: Iterable[Group]) -> set[int]:
+    """Ranks that do not see what is complete: their devices have failed, or do not report."""
+    worst: dict[int, int] = {}
+    for group in groups:
+        done = group.complete
+        for rank, part in group.parts.items():
+            if part.collectives is not None and part.collectives.pending < done:
+                # One call in one place may be what another rank died in the midst of.
+                worst[rank] = worst.get(rank, 0) + part.collectives.unseen(done)
+    return {rank for rank, calls in worst.items() if calls > 1}
+
+
 def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> set[int]:
     """Of the ranks of which nobody knows where they were, those that explain what others wait in.
 
@@ -60,13 +72,14 @@ def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> s
     one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
     ``telling``: those whose file says so by itself, as it is empty or cut short.
     """
+    groups = list(groups)
     oldest: dict[int, tuple[int, set[int]]] = {}
     absent: set[int] = set()
+    if blind(groups):
+        unknown = telling
     for group in groups:
         ranks = group.key[1]
         for rank, part in group.parts.items():
-            if part.collectives is not None and part.collectives.pending + 1 < group.complete:
-                unknown = telling  # its device has failed
             for record, needs in waiting(group, part):
                 lacks = {ranks[x] for x in needs}
                 absent |= lacks

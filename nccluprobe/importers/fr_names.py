@@ -28,6 +28,8 @@ _APIS: dict[str, str] = {
     "gather": "ncclGather",
     "scatter": "ncclScatter",
 }
+#: No rank can complete these without all others.
+_NEEDS_ALL = frozenset({"ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll"})
 #: What each rank passes may differ: the sizes are not compared.
 _UNEVEN = frozenset({"ncclAlltoAll", "ncclGather", "ncclScatter"})
 #: NCCL's count is that of the output, not of the input.
@@ -71,6 +73,11 @@ class Operation(NamedTuple):
     def by_output(self) -> bool:
         """Whether the output's size is NCCL's count."""
         return self.api in _BY_OUTPUT
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether no rank can complete it without all others."""
+        return self.api in _NEEDS_ALL
 
     @property
     def uneven(self) -> bool:

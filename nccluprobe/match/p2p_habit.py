@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nccluprobe.match import model as m
-from nccluprobe.match.p2p_queue import IDX, PEER, SEND, SIG, Side
+from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Side
 
 #: So many periods make a habit.
 _PERIODS = 3
@@ -21,12 +21,23 @@ def break_of(side: Side, size: Callable[[m.Int64], m.Int64] | None = None) -> in
     ``size``: None: whatever the sizes are.  -1: it kept to it; None: no habit is known.
     """
     rows = side.recent()
+    if not _shows_complete(side, rows):
+        return None
     if len(rows) < (2 * _PERIODS if size is not None else _PERIODS + 1):
         return None
     lanes = rows[:, PEER] * 2 + rows[:, SEND]
     kinds = np.stack([lanes, lanes if size is None else size(rows[:, SIG])], axis=1)
     at = first_break(kinds)
     return at if at is None or at < 0 else int(rows[at, IDX])
+
+
+def _shows_complete(side: Side, rows: NDArray[np.int64]) -> bool:
+    """Whether what is complete is seen, too: what is only open is no row of calls."""
+    if side.endpoint.completed is None:
+        return True  # all calls are
+    ends = {lane: q.complete for lane, q in side.queues.items()}
+    told = rows[:, (SEND, PEER, ORD)].tolist()
+    return any(order < ends.get((bool(send), peer), 0) for send, peer, order in told)
 
 
 def first_break(kinds: NDArray[np.int64]) -> int | None:
