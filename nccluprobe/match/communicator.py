@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from nccluprobe.match import model as m
-from nccluprobe.match.disagree import Decision, Shift
+from nccluprobe.match.disagree import Decision
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.lessons import Lesson, lesson_of, waited_for_root
 from nccluprobe.match.options import Options
 from nccluprobe.match.place import place
+from nccluprobe.match.realign import move
 from nccluprobe.match.signature import (
     UNCOUNTED,
     UNSEEN,
@@ -335,7 +336,7 @@ class Communicator:
             for rank in verdict.ranks:
                 e = self.endpoints[rank]
                 if verdict.shift is not None:
-                    self._shift(e, d.slot, verdict.shift)
+                    move(e, d.slot, verdict.shift)
                 elif verdict.swapped:
                     at = d.slot - e.dropped
                     pair = [at, at + verdict.swapped]
@@ -344,14 +345,6 @@ class Communicator:
         self.closed = d.slot + any(v.shift is None and not v.swapped for v in decision.verdicts)
         for e in self.endpoints.values():
             e.drop_to(self.closed)
-
-    @staticmethod
-    def _shift(e: Endpoint, slot: int, shift: Shift) -> None:
-        at = slot - e.dropped
-        if shift.skip:
-            e.rows.insert(at, m.SIG_LOST, int(e.rows.t[at]), shift.by)
-        else:
-            e.rows.delete(at, min(shift.by, len(e.rows) - at))
 
     def _note_waits(
         self,

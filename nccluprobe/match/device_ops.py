@@ -262,9 +262,10 @@ def parts_of_calls(
     for row in tail[order][:most].tolist():
         if row[ORD] == last:
             continue  # seen before, while it was inside
+        shift -= sum(n for o, n in e.tail.gaps.items() if row[ORD] < o and (o <= last or last < 0))
         last = row[ORD]
         inside = row[RC] == RC_INSIDE
-        if not inside and m.not_run(row[RC]):
+        if (not inside and m.not_run(row[RC])) or last in e.tail.discarded:
             shift += 1
             continue
         slot = last + shift

@@ -185,6 +185,19 @@ def _numbers(*columns: Ints) -> tuple[Ints, Ints]:
     return number, first
 
 
+def _moved(order: Ints, end: Ints, of: list[Endpoint], failed: Bools) -> Ints:
+    """By how much slots that were left out move each call; marks calls that have no slot."""
+    moved = np.zeros(len(order), np.int64)
+    for at, e in enumerate(of):
+        if not e.tail.discarded and not e.tail.gaps:
+            continue
+        mine = end == at
+        failed |= mine & np.isin(order, list(e.tail.discarded))
+        for o, n in e.tail.gaps.items():
+            moved[mine & (order < o)] += n
+    return moved
+
+
 def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
     rows, end = _each(ends.calls, ends.calls_of, 7)
     of = ends.endpoints
@@ -200,13 +213,14 @@ def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
     rc = rows[:, c.RC]
     inside = rc == c.RC_INSIDE
     failed = ~np.isin(rc, (0, IN_PROGRESS, m.RC_NONE, c.RC_INSIDE))
+    moved = _moved(rows[:, c.ORD], end, of, failed)
     if failed.any():
         total = np.cumsum(failed)
         newest = np.searchsorted(end, end, side="right") - 1
         later = total[newest] - total
     else:
         later = np.zeros(len(rows), np.int64)
-    slot = rows[:, c.ORD] + shift[end] + later
+    slot = rows[:, c.ORD] + shift[end] + later - moved
     keep = ~failed & (slot >= over[end]) & (rows[:, c.SIG] != m.SIG_LOST)
     rows, end, slot, inside = rows[keep], end[keep], slot[keep], inside[keep]
     comm = np.array(ends.comm, np.int64)[end]

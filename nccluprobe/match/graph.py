@@ -18,6 +18,7 @@ from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.waits import Wait, entry_of
+from nccluprobe.match.zeros import shifted_by_zero
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
 _GAVE_UP = 10 * SECOND
@@ -224,6 +225,9 @@ class Graph:
             waits = (*waits, *self._uneven(waits))
         heads = {e.actor for w in waits for e in w.entered if e.actor in (w.heads or ())}
         everyone = frozenset(actors) | heads
+        shifted = {e.actor for w in waits for e in shifted_by_zero(w)} & everyone
+        if shifted:  # it has gone past what it lacks
+            return {Cause("rank", a) for a in shifted}
         actors = actors or tuple(sorted(heads, key=repr))
         hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
         here = {id(w) for w in waits}

@@ -26,7 +26,7 @@ from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.held import held
-from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches, explain_zeros
+from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
 from nccluprobe.match.options import Options
 from nccluprobe.match.order import Orders
 from nccluprobe.match.process import Process
@@ -38,6 +38,7 @@ from nccluprobe.match.stuck import judge_level
 from nccluprobe.match.suppose import SURE, Supposed, explains
 from nccluprobe.match.temper import temper
 from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import explain_zeros
 
 
 class Matcher(State):

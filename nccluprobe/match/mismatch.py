@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,16 +16,13 @@ from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, SignatureTable, difference
 from nccluprobe.match.status import coverage_of, rank_status, ranks_text
-from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import note_zeros
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
 #: NCCL lets a host run ahead by about a thousand calls: so many slots after a
 #: disagreement, waiting is a consequence of it.
 CONSEQUENCES = 1100
 _KEPT = 1000
-#: A call of count 0 explains an absence so many slots later.
-_RECENT = 1100
-
 
 #: Faults of one rank on two communicators within this time are one.
 _TOGETHER = 60 * SECOND
@@ -72,7 +69,7 @@ class Mismatches:
         faults = (v for v in decision.verdicts if not v.legal)
         for v, f in zip(faults, findings, strict=True):
             self._remember(comm, d.slot, v, f)
-        _note_zeros(comm, d.slot, decision)
+        note_zeros(comm, d.slot, decision)
         comm.realign(decision)
         return []
 
@@ -149,29 +146,6 @@ class Mismatches:
             f for f in self.faults if f.comm is comm and f.slot <= slot <= f.slot + CONSEQUENCES
         )
         return next((f.finding for f in near), None)
-
-
-def _note_zeros(comm: Communicator, slot: int, decision: Decision) -> None:
-    """Remember who passed count 0 where the others made no such call."""
-    for v in decision.verdicts:
-        for rank in v.ranks if v.legal and v.shift is not None and not v.shift.skip else ():
-            e = comm.endpoints[rank]
-            sig = e.sig_at(slot)
-            if sig is not None:
-                comm.zero_calls[rank] = (slot, sig, e.idx_at(slot))
-
-
-def explain_zeros(waits: Iterable[Wait], table: SignatureTable) -> None:
-    """Tell of absent ranks that passed count 0 just before: that may be why they do not come."""
-    for w in waits:
-        for e in w.absent if w.finding is not None and w.seq is not None else ():
-            zero = w.comm.zero_calls.get(-1 if e.comm_rank is None else e.comm_rank)
-            if zero is None or w.finding is None or w.at[0] - zero[0] > _RECENT:
-                continue
-            w.finding.details["explanation"] = (
-                f"rank {e.comm_rank} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
-                f"discards a call of count 0, so it takes no part in what the others wait in"
-            )
 
 
 def _is_other_side(a: Fault, b: Fault) -> bool:

@@ -26,6 +26,7 @@ from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import zero_before
 
 #: NCCL's buffer between two ranks holds 8 messages, or parts of them.
 _STEPS = 8
@@ -292,7 +293,7 @@ class Judge:
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
             return False
-        if e.entered <= own.entered:
+        if e.entered <= own.entered or zero_before(self.comm, own, own.entered):
             return False
         return e.inside() is not None or until - self.last(e) >= self.ctx.options.missing_after
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nccluprobe.match.device import Stall
-from nccluprobe.match.device_ops import Stream
+from nccluprobe.match.device_ops import Part, Stream
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_queue import STREAM, Side
 from nccluprobe.match.p2p_units import Unit
+from nccluprobe.match.zeros import zero_before
 
 
 @dataclass
@@ -72,11 +73,11 @@ class Heads:
         """What has to end before an operation at the head of its stream can.
 
         Of calls that were not made, those of the waiting rank only: any other may be
-        the one that was left out.
+        the one that was left out.  Nor those that it has made with count 0.
         """
         found: list[Stall] = []
         for e in s.lack.missing:
-            if e.actor == own.actor:
+            if e.actor == own.actor and not any(_made_with_zero(p, e) for p in s.parts):
                 found += self._before_next(e)
         for e in s.lack.held:
             found += self._inside.get(id(e), [])
@@ -97,3 +98,8 @@ class Heads:
         if side is not None:
             used |= set(side.recent()[:, STREAM].tolist())
         return max(used.pop(), 0) if len(used) == 1 else None
+
+
+def _made_with_zero(p: Part, e: Endpoint) -> bool:
+    """Whether an endpoint has gone past its part of a call, by one of count 0."""
+    return p.message is None and zero_before(p.comm, e, p.slot) is not None

@@ -21,9 +21,13 @@ class Tail:
 
     KEPT = 64
 
-    __slots__ = ("_end", "_table")
+    __slots__ = ("_end", "_table", "discarded", "gaps")
 
     def __init__(self) -> None:
+        #: Ordinals of calls that were taken out of the slots: NCCL did not run them.
+        self.discarded: set[int] = set()
+        #: ord of a call -> so many slots before it were left out.
+        self.gaps: dict[int, int] = {}
         self._table: NDArray[np.int64] = np.empty((_FEW, _WIDTH), np.int64)
         self._end = 0
 
@@ -58,6 +62,18 @@ class Tail:
         before = int(self._table[self._end - 1, STREAM]) if self._end else -1
         idx = -1 if e.idx is None else e.idx
         self._room(1)[0] = (e.ord, e.t, e.sig, e.group, idx, RC_INSIDE, before)
+
+    def discard(self, ords: m.Int64) -> None:
+        """Calls that have no slot; lost ones have no ordinal."""
+        self.discarded |= {o for o in ords.tolist() if o >= 0}
+        if len(self.discarded) > self.KEPT:
+            self.discarded = set(sorted(self.discarded)[-self.KEPT :])
+
+    def gap(self, order: int, n: int) -> None:
+        """Slots before a call in which nothing was called."""
+        self.gaps[order] = self.gaps.get(order, 0) + n
+        if len(self.gaps) > self.KEPT:
+            del self.gaps[min(self.gaps)]
 
     def rows(self) -> NDArray[np.int64]:
         """All that is held, in order of arrival; good until the next is added."""

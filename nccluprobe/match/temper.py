@@ -60,6 +60,11 @@ def _is_plain(f: Finding) -> bool:
     return f.hang_type in ("collective_missing_enter", "p2p_unmatched", "comm_ended_under_waiters")
 
 
+def _is_held(f: Finding) -> bool:
+    """Whether it says only that a call does not return, as any does on a full stream."""
+    return f.hang_type == "collective_missing_exit" and f.details["reason"] == "call_not_returned"
+
+
 def _demote(f: Finding, cause: Finding) -> None:
     f.role, f.culprits = "unknown", ()
     f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
@@ -108,7 +113,9 @@ def _alive_beside_difference(causes: list[Finding]) -> None:
     """Who may wait for the device is no cause beside calls that keep devices from going on."""
     differences = [f for f in causes if f.hang_type in _DIFFERENCES and _is_fact(f)]
     for f in causes:
-        if not _is_plain(f) or not f.culprits or f.role != "root_cause" or _sure(f):
+        if not (_is_plain(f) or _is_held(f)) or not f.culprits or f.role != "root_cause":
+            continue
+        if _sure(f):
             continue
         # On one communicator the slots tell: who is missing before the difference is missing.
         near = [

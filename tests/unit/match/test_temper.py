@@ -110,6 +110,17 @@ def test_who_may_wait_is_not_blamed_beside_calls_that_cannot_be_one(
     assert pids(alive) == blamed
 
 
+def test_a_call_that_does_not_return_is_no_cause_beside_calls_that_cannot_be_one() -> None:
+    """It may be held up by a full stream."""
+    held = finding("collective_missing_exit", "call_not_returned", "inferred", 4)
+    temper([held])
+    assert held.culprits == (4,)
+    difference = finding("collective_mismatch", "arguments_differ", "observed", 1)
+    difference.comm_uid_hash = "00000000000000aa"
+    temper([difference, held])
+    assert (difference.role, held.role, held.culprits) == ("root_cause", "unknown", ())
+
+
 def test_who_is_gone_is_blamed_beside_calls_that_cannot_be_one() -> None:
     difference = finding("collective_mismatch", "arguments_differ", "observed", 1)
     gone = absence((4, GONE, None))
