@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
 from nccluprobe.match.extra import extra_call
+from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
+from nccluprobe.match.order import excludes
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import is_silent
 from nccluprobe.match.waits import Wait, entry_of
@@ -50,6 +52,8 @@ class Graph:
     explained: Mapping[Hashable, str]
     #: Of these, processes that cannot go on by themselves, whatever they wait for.
     broken: frozenset[Hashable] = frozenset()
+    #: Findings of calls on two communicators in orders that exclude each other.
+    orders: Sequence[Finding] = ()
     cycles: list[Cycle] = field(default_factory=list)
     causes: dict[int, frozenset[Cause]] = field(default_factory=dict)  # by id(wait)
     #: actor -> waits that it sits in, oldest first
@@ -219,6 +223,8 @@ class Graph:
         self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]
     ) -> set[Cause]:
         """The cause of a cycle."""
+        if (inversion := excludes(waits, self.orders)) is not None:
+            return {Cause("finding", inversion.id)}
         if all(w.device for w in waits):
             # Streams that hold up each other: they do so as well when one has made a call
             # less than others, and all that follows is shifted.

@@ -9,6 +9,7 @@ lint).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.status import coverage_of, ranks_text, unseen
+from nccluprobe.match.waits import Wait
 
 #: Pairs of communicators looked at in one scan: more are of no help to a reader.
 _MOST = 4096
@@ -31,7 +33,10 @@ _Members = dict[Actor, Endpoint]
 
 
 class _Orders(NamedTuple):
-    """How one actor ordered its calls on two communicators: slot of X -> Y's slots before it."""
+    """How one actor ordered its calls on two communicators: slot of X -> Y's slots before it.
+
+    Slots of which that is not known, as records of Y were lost there, are left out.
+    """
 
     actor: Actor
     x: Endpoint
@@ -49,6 +54,7 @@ class Inversion:
     slot: int  # of x
     other: int  # first slot of y that is on different sides of it
     sides: list[list[_Orders]]  # the larger first
+    unknown: int = 0  # others, whose order is not known
 
 
 def _slots(e: Endpoint, ords: m.Int64) -> m.Int64:
@@ -71,14 +77,38 @@ def _orders(x: Endpoint, y: Endpoint) -> _Orders | None:
     others, u = others[order], u[order]
     # Before the first call that is held, unless it is the first of all, nothing is known.
     known = (t > u[0]) | (b.ord[0] == 0)
+    if y.process.lost:
+        known &= ~_among_lost(y, t)
     n = np.searchsorted(u, t[known])
     before = np.where(n > 0, np.maximum.accumulate(others)[n - 1] + 1, others[0])
     pairs = dict(zip(slots[known].tolist(), before.tolist(), strict=True))
     return _Orders(x.actor, x, y, pairs, dict(zip(slots.tolist(), t.tolist(), strict=True)))
 
 
-def _level(shared: list[_Orders]) -> bool:
-    return len({(o.x.entered, o.y.entered) for o in shared}) == 1
+def _among_lost(e: Endpoint, t: m.Int64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which times lie where an endpoint may have made a call whose record is lost.
+
+    Ordinals are given before anything is lost: it was between its neighbours.
+    """
+    tail = e.tail
+    by_ord = np.argsort(tail.ord, kind="stable")
+    order, times = tail.ord[by_ord], tail.t[by_ord]
+    holes = np.flatnonzero(np.diff(order) > 1)
+    first, last = times[holes], times[holes + 1]
+    if order[-1] + 1 < e.next_ord or unseen(e):
+        first, last = np.append(first, times[-1]), np.append(last, np.iinfo(np.int64).max)
+    inside = (t[:, None] > first) & (t[:, None] < last)
+    return np.asarray(inside.any(axis=1), np.bool_)
+
+
+def _aligned(a: _Orders, b: _Orders, slot: int) -> bool:
+    """Whether two have made as many calls of both again, later or at their ends.
+
+    Else one has made a call less: all that follows is shifted, not swapped.
+    """
+    if (a.x.entered, a.y.entered) == (b.x.entered, b.y.entered):
+        return True
+    return any(n == b.before.get(s) for s, n in a.before.items() if s > slot)
 
 
 def _compare(x: Communicator, of_x: _Members, y: Communicator, of_y: _Members) -> Inversion | None:
@@ -90,21 +120,23 @@ def _compare(x: Communicator, of_x: _Members, y: Communicator, of_y: _Members) -
     shared = [o for a in both if (o := _orders(of_x[a], of_y[a])) is not None]
     if len(shared) < 2:
         return None
-    common = set(shared[0].before)
-    for o in shared[1:]:
-        common &= set(o.before)
-    if common and not _level(shared) and len({o.before[max(common)] for o in shared}) > 1:
-        return None  # one has made a call less: all that follows is shifted, not swapped
-    for slot in sorted(common):
-        values = {o.before[slot] for o in shared}
-        if len(values) > 1:
-            if any(o.y.entered <= min(values) for o in shared):
-                return None  # who has not come to it at all is absent, not in another order
-            sides: dict[int, list[_Orders]] = {}
-            for o in shared:
+    known = Counter(slot for o in shared for slot in o.before)
+    for slot in sorted(s for s, n in known.items() if n > 1):
+        sides: dict[int, list[_Orders]] = {}
+        for o in shared:
+            if slot in o.before:
                 sides.setdefault(o.before[slot], []).append(o)
-            ranked = sorted(sides.items(), key=lambda s: (-len(s[1]), s[0]))
-            return Inversion(x, y, slot, min(values), [s for _, s in ranked])
+        if len(sides) == 1:
+            continue
+        if any(o.y.entered <= min(sides) for side in sides.values() for o in side):
+            return None  # who has not come to it at all is absent, not in another order
+        large, *others = (s for _, s in sorted(sides.items(), key=lambda s: (-len(s[1]), s[0])))
+        others = [s for s in others if any(_aligned(a, b, slot) for a in large for b in s)]
+        if not others:
+            return None
+        ranked = [large, *others]
+        unknown = len(shared) - sum(map(len, ranked))
+        return Inversion(x, y, slot, min(s[0].before[slot] for s in ranked), ranked, unknown)
     return None
 
 
@@ -136,8 +168,6 @@ class Orders:
         for comm in comms:
             if comm.ambiguous or len(comm.endpoints) < 2 or comm.key in disputed:
                 continue
-            if any(e.lost or e.process.lost for e in comm.endpoints.values()):
-                continue  # a hole shifts what comes after it
             if len({e.entered - e.next_ord for e in comm.endpoints.values()}) > 1:
                 continue  # so do calls that NCCL did not run on some ranks
             ctx = context(comm)
@@ -167,6 +197,18 @@ class Orders:
         return found
 
 
+def excludes(waits: Iterable[Wait], orders: Iterable[Finding]) -> Finding | None:
+    """The inversion of two calls that both are among what waits in a circle."""
+    at = {(w.comm.key.hash, w.comm.key.instance, w.seq) for w in waits}
+    for f in orders:
+        d = f.details
+        x = (f.comm_uid_hash, d["instance"], f.comm_seq)
+        y = (d["other_comm_uid_hash"], d["other_instance"], d["other_comm_seq"])
+        if {x, y} <= at and f.role == "root_cause":
+            return f
+    return None
+
+
 def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:
     ranks = ranks_text(sorted(o.x.comm_rank for o in side if o.x.comm_rank is not None))
     x = f"#{i.x.seq(i.slot)} of {i.x.label}"
@@ -179,7 +221,9 @@ def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
     since = max(_silent_since(i.x), _silent_since(i.y))
     waited = max(0, ctx.now - since)
     large, small = i.sides[0], i.sides[1]
-    named = [o for side in i.sides[1:] for o in side] if len(large) > len(small) else []
+    clear = len(large) > len(small) + i.unknown
+    named = [o for side in i.sides[1:] for o in side] if clear else []
+    lossy = any(e.process.lost for c in (i.x, i.y) for e in c.members())
     hangs = waited >= ctx.options.missing_after
     members = {e.process.who for c in (i.x, i.y) for e in c.members()}
     text = "; ".join(_calls(s, i, s[0].before[i.slot] <= i.other) for s in i.sides[:3])
@@ -189,13 +233,14 @@ def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
             i.x.key.nranks,
             [e.comm_rank for e in i.x.members()],
             "orders_exclude",
-            "inferred",
+            "reduced" if lossy else "inferred",
             waited_s=seconds(waited) if hangs else 0.0,
-            lossy=any(e.lost for c in (i.x, i.y) for e in c.members()),
+            lossy=lossy,
         ),
         "comm_name": i.x.name,
         "instance": i.x.key.instance,
         "other_comm_uid_hash": i.y.key.hash,
+        "other_instance": i.y.key.instance,
         "other_comm_seq": i.y.seq(i.other),
         "minority_comm_ranks": sorted(o.x.comm_rank for o in named if o.x.comm_rank is not None),
         "summary": (

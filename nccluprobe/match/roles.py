@@ -62,7 +62,8 @@ def assign(
     for w in waits:
         if w.seq is None and w.finding is not None and (said := _reasons(w.finding)):
             w.weak = said == {_LOST}
-    graph = Graph(waits, now, silent_after, _explained(waits, findings), broken)
+    orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
+    graph = Graph(waits, now, silent_after, _explained(waits, findings), broken, orders)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context)
     made = roles.run()

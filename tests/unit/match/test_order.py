@@ -82,3 +82,57 @@ def test_a_call_left_out_is_no_inversion() -> None:
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert f.hang_type != "cross_comm_order_inversion"
     assert [c["rank"] for c in f.named] == [2]
+
+
+def _named(*last: str) -> list[tuple[str, list[int], str]]:
+    """Root causes: kind, who is named, and how sure.
+
+    ``last``: the calls of each rank on X and Y at the end; of a capital letter the record
+    is lost.
+    """
+    job = Job()
+    xs = job.world(len(last))
+    ys = [c.proc.comm("00000000000000bb", r, len(last)) for r, c in enumerate(xs)]
+    for r, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        calls = "xy" * 10 + last[r]
+        for i, c in enumerate(calls):
+            comm = x if c in "xX" else y
+            comm.proc.call(comm, AR, 1.0 + 0.5 * i, stream=0, lost=c.isupper())
+        x.proc.cover(0.5, 10.5)
+        x.proc.cover(20.0, 420.0, lost_kernel=sum(c.isupper() for c in calls))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    return [(f.hang_type, [c["rank"] for c in f.named], f.details["confidence"]) for f in found]
+
+
+INVERSION = "cross_comm_order_inversion"
+
+
+@pytest.mark.parametrize("one", ["Xyxy", "xYxy", "xyXy"])
+def test_lost_calls_of_others_do_not_hide_it(one: str) -> None:
+    """Ordinals are given before anything is lost: nothing is shifted by a hole."""
+    assert _named("xyxy", one, "yxxy", "xyxy", "xyxy") == [(INVERSION, [2], "reduced")]
+
+
+@pytest.mark.parametrize("one", ["Yxxy", "yXxy"])
+def test_a_lost_call_stands_at_no_known_place_among_those_beside_it(one: str) -> None:
+    assert _named("xyxy", "xyxy", one, "xyxy") == []
+
+
+def test_who_has_lost_the_last_call_may_have_made_it_in_either_order() -> None:
+    found = _named("xy", "xy", "xY", "xy")
+    assert INVERSION not in [kind for kind, *_ in found]
+    assert _named("yx", "xy", "Yx", "yx", "yx") == [(INVERSION, [1], "reduced")]
+
+
+def test_a_side_is_the_smaller_one_wherever_those_of_unknown_order_stand() -> None:
+    assert _named("xyxy", "xyxy", "yxxy", "xYxy", "xyxy") == [(INVERSION, [2], "reduced")]
+    assert _named("xyxy", "xYxy", "yxxy", "xYxy") == [(INVERSION, [], "reduced")]
+
+
+def test_others_that_went_further_do_not_hide_it() -> None:
+    assert _named("xy", "xyx", "yxx", "xy") == [(INVERSION, [2], "inferred")]
+
+
+def test_one_who_stands_behind_two_orders_is_a_consequence() -> None:
+    """Rank 2 came to neither: on its device, or for its host, what is before does not end."""
+    assert _named("yx", "xy", "y", "yx") == [(INVERSION, [], "inferred")]
