@@ -2,9 +2,11 @@
  *
  * /dev/shm/simnccl-<key>. Liveness is left to the kernel: every member holds an
  * open-file-description lock on byte LIVE+rank, which ends with the process
- * however it dies. Byte 0 is the mutex of joining and leaving. Who leaves (also
- * by exit) and finds no other lock removes the file; files whose holders were all
- * killed are removed by simCleanup, which a process runs before its first unique id.
+ * however it dies. Byte 0 is the mutex of joining and leaving. When all ranks have
+ * joined, the name goes: nothing is left of them, also when all are killed. Before, who
+ * leaves (also by exit) and finds no other lock removes it; files whose holders were
+ * killed until then are removed by simCleanup, which a process runs before its first
+ * unique id.
  * The bytes that calls move pass behind the segment in the same file (data.c). */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -79,7 +81,7 @@ static ncclResult_t map_and_enter(struct sim_shm *s) {
             s->rank, s->nranks);
   } else {
     range_lock(s->fd, F_WRLCK, LIVE + s->rank, 1, F_OFD_SETLK);
-    atomic_fetch_add(&s->seg->joined, 1);
+    if (atomic_fetch_add(&s->seg->joined, 1) + 1 == (uint32_t)s->nranks) shm_unlink(s->name);
   }
   return ncclSuccess;
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -171,12 +174,6 @@ def ranks_of(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def files_of(pid: int) -> set[Path]:
-    """What the rank shares with its peers."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {Path(line.split()[5]) for line in lines if "/dev/shm/simnccl-" in line}
-
-
 @pytest.mark.parametrize(
     ("number", "after"),
     [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGINT, 1.0), (signal.SIGTERM, 0.3)],
@@ -222,7 +219,8 @@ def test_a_rank_killed_at_any_time_ends_the_rest(victim: int, after: float) -> N
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_no_file_is_left_and_none_of_a_living_job_is_removed() -> None:
+@pytest.mark.parametrize("victim", ["parent", "ranks"])
+def test_no_file_is_left_whoever_is_killed(victim: str) -> None:
     process = subprocess.Popen(
         [*COMMAND, *SERVICE],
         stdout=subprocess.PIPE,
@@ -233,13 +231,28 @@ def test_no_file_is_left_and_none_of_a_living_job_is_removed() -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("request 0")
     pids = ranks_of(process.pid)
-    files = files_of(pids[0])
-    sweep()
-    assert files and all(file.exists() for file in files)
-    for pid in pids:
+    maps = Path(f"/proc/{pids[0]}/maps").read_text()
+    mine = set(re.findall(r"/dev/shm/(simnccl-[0-9a-f]+)", maps))
+    assert mine
+    for pid in [process.pid] if victim == "parent" else pids:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    assert not [file for file in files if file.exists()]
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the ranks' end")
+    assert not [name for name in mine if Path("/dev/shm", name).exists()]
+
+
+def test_the_sweep_leaves_what_a_living_rank_holds() -> None:
+    path = Path(f"/dev/shm/simnccl-{os.getpid():016x}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 16, 1, 0)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+        sweep()
+        assert path.exists()
+    finally:
+        os.close(fd)
+    sweep()
+    assert not path.exists()
 
 
 def test_ranks_end_with_their_parent() -> None:

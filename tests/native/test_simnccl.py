@@ -580,7 +580,7 @@ def test_killed_rank_leaves_nothing(built: dict[str, Path]) -> None:
                 time.sleep(1.5)
                 os._exit(0)
         time.sleep(0.3)
-        held = segment(uid).exists()
+        held = segment(uid).exists()  # all have come: it has no name any more
         time.sleep(0.2)
         if rank == 1:
             threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
@@ -591,15 +591,22 @@ def test_killed_rank_leaves_nothing(built: dict[str, Path]) -> None:
 
     path = built["libsimnccl.so"]
     uid = random_id()
-    assert ranks(path, 3, body, uid) == [True] * 3
+    assert ranks(path, 3, body, uid) == [False] * 3
     assert not segment(uid).exists()
 
-    def orphan(nccl: Nccl, uid: UniqueId, rank: int) -> object:
-        nccl.init(uid, 2, rank)
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        return None
 
-    ranks(path, 2, orphan, uid)
+def test_ranks_killed_before_all_have_come_leave_what_is_swept(built: dict[str, Path]) -> None:
+    def body(nccl: Nccl, uid: UniqueId, rank: int) -> object:
+        threading.Thread(target=lambda: nccl.init(uid, 3, rank), daemon=True).start()
+        time.sleep(0.3)
+        nccl.simCleanup()
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        return segment(uid).exists()
+
+    path = built["libsimnccl.so"]
+    uid = random_id()
+    assert ranks(path, 2, body, uid) == [True, True]
+    assert segment(uid).exists()
     Nccl(path).simCleanup()
     assert not segment(uid).exists()
 
