@@ -17,6 +17,7 @@ from nccluprobe.match.status import (
     coverage_of,
     end_reason,
     ended_abruptly,
+    inside_end,
     is_silent,
     rank_status,
     unseen,
@@ -56,9 +57,12 @@ class OpenSlot:
 
 
 def waiting_until(e: Endpoint, ctx: Context) -> int:
-    """Until when this member is known to have waited: now, or its end."""
+    """Until when this member is known to have waited: now, or its end.
+
+    Who has begun to end the communicator and is inside that call still waits.
+    """
     ends = [ctx.now]
-    if e.end is not None:
+    if e.end is not None and inside_end(e) is None:
         ends.append(e.end.t)
     if e.process.end is not None:
         ends.append(e.process.end.t)

@@ -79,10 +79,15 @@ class Excuses:
             mine = [a for a in left if any(e.actor == a for e in members)]
             if not mine or len(members) < 2:
                 continue
-            if all(_idle_since_then(e) and not self._waits(e.actor) for e in members):
+            if all(self._is_quiet(e) and not self._waits(e.actor) for e in members):
                 left = [a for a in left if a not in mine]
                 found.append(Stall(comm, members, tuple(mine)))
         return found + self._together(left)
+
+    def _is_quiet(self, e: Endpoint) -> bool:
+        """Whether it may wait in its newest call: who made it just now goes on."""
+        now = self.graph.now.get(e.process.source, 0)
+        return _idle_since_then(e) and now - e.last_t >= self.graph.silent_after
 
     def _together(self, left: list[Actor]) -> list[Stall]:
         """Several candidates whose newest call is one slot, which all have entered.

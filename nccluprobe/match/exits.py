@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from nccluprobe.match import teardown
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
@@ -39,8 +40,13 @@ TOGETHER = frozenset(
 def judge(
     state: State, waits: list[Wait], contexts: Mapping[CommKey, Context], of: Context_of
 ) -> list[Finding]:
-    """Calls that have been inside for too long, by process and by communicator."""
-    found = _calls(state, waits, of)
+    """Calls that have been inside for too long, by process and by communicator.
+
+    Adds to ``waits`` those for members that do not come to the end of theirs.
+    """
+    ends = teardown.waits_of(state.comms.values(), waits, lambda comm: contexts[comm.key])
+    waits += ends
+    found = [w.finding for w in ends if w.finding is not None] + _calls(state, waits, of)
     for key, comm in sorted(state.comms.items()):
         if (f := judge_level(comm, waits, contexts[key])) is not None:
             found.append(f)

@@ -16,7 +16,7 @@ HANG_TYPES: dict[str, str] = {
     "collective_mismatch": "members came to one slot with different calls or arguments",
     "skipped_or_extra_call": "a rank's calls are shifted: it left out a call, or made one more",
     "collective_all_ranks_stuck": "all members are inside the same collective and it does not end",
-    "nccl_missing_exit": "a call does not return although it could",
+    "nccl_missing_exit": "a call does not return: it could, or members do not come to the end",
     "nccl_error_exit": "an NCCL function returned an error",
     "comm_init_missing_enter": "ranks wait in a communicator's initialisation for others",
     "comm_init_rank_conflict": "two processes claim one rank of a new communicator",

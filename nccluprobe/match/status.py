@@ -9,7 +9,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import seconds
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.process import Process
+from nccluprobe.match.process import Inside, Process
 
 #: Clocks of two hosts that say nothing of their error may differ by this much.
 UNKNOWN_CLOCK = 1 * SECOND
@@ -21,6 +21,8 @@ NO_DUMP = "no_dump"
 _KEPT = 64
 
 SIGINT, SIGTERM = 2, 15
+#: Calls that end a communicator and may wait for its other members.
+ENDING = frozenset({"ncclCommDestroy", "ncclCommFinalize"})
 #: Shells and launchers report these signals as exit codes.
 _POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
 
@@ -35,6 +37,12 @@ def is_silent(p: Process, now: int, limit: int) -> bool:
     """Whether its collector is too far behind for anything to be said of now."""
     bound = UNKNOWN_CLOCK if p.bound is None else p.bound
     return p.silent_for(now) > limit + bound
+
+
+def inside_end(e: Endpoint) -> Inside | None:
+    """The call that ends this communicator, together with others, and that it is inside of."""
+    found = (c for c in e.process.all_inside() if c.api in ENDING and c.comm == e.info.id)
+    return next(found, None)
 
 
 def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | None]:

@@ -11,7 +11,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, required, seconds
-from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.status import coverage_of, inside_end, ranks_text
 from nccluprobe.match.waits import Wait
 
 
@@ -28,7 +28,7 @@ def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
     if len(level) != 1 or 0 in level:
         return None
     inside = {e: t for e in members if (t := e.inside()) is not None}
-    if not inside or any(inside_child(e) for e in inside):
+    if not inside or any(inside_child(e) or inside_end(e) for e in inside):
         return None
     waited = {e: waiting_until(e, ctx) - t for e, t in inside.items()}
     newest = max(e.last_t for e in members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cases.kit import AR, READS, RUNS, all_make, make, rounds, watch, watch_all
-from support.tracegen import Comm, Job, Proc
+from support.tracegen import Comm, Job, Proc, S
 
 from lives.kit import HANGS, life
 
@@ -46,6 +46,30 @@ def end_without_destroy(hung: bool) -> Job:
 @life(ENDED, MISSING, blamed=(2,))
 def end_with_destroy(hung: bool) -> Job:
     return _end(hung, destroy=True, early=2)
+
+
+@life("nccl_missing_exit", blamed=(2,), notices=True)
+def destroy_waits_for_the_last(hung: bool) -> Job:
+    """ncclCommDestroy waits for rank 2, which writes a last checkpoint, or never calls it."""
+    job = Job()
+    comms = job.world(4)
+    t = rounds(comms, 50, 1.0)
+    for r, c in enumerate(comms):
+        if r == 2:
+            continue
+        c.proc.comm_end(c, t, "destroy")
+        line = c.proc.enter(c, "ncclCommDestroy", t)
+        if not hung:
+            c.proc.add(t + 200.5, {**line, "kind": "call", "dur": 200 * S, "rc": 0})
+    if hung:
+        watch_all([c.proc for r, c in enumerate(comms) if r != 2], t + HANGS, (0.0, RUNS))
+        watch(job.procs[2], t + HANGS, (0.0, RUNS), (t, READS))
+        return job
+    _leave(job.procs[2], t + 201, comms[2])
+    for p in (job.procs[0], job.procs[1], job.procs[3]):
+        watch(p, t + 203, (0.0, RUNS))
+        p.end(t + 203.2, how="exited", code=0)
+    return job
 
 
 @life("comm_init_missing_enter", blamed=(), notices=True)

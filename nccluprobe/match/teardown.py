@@ -1,0 +1,186 @@
+"""Members inside ncclCommDestroy or ncclCommFinalize that wait for one that does not call it.
+
+ncclCommFinalize is collective over the communicator, ncclCommDestroy at least over
+the ranks of a node.  That a call has returned to others shows that it does not need
+those who have not come; one that does not block returns at once.  Nobody waits in
+ncclCommAbort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from nccluprobe.match.absence import Context, strongest, waiting_until
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.process import Inside
+from nccluprobe.match.status import (
+    absent_reason,
+    coverage_of,
+    end_reason,
+    inside_end,
+    is_silent,
+    rank_status,
+    ranks_text,
+)
+from nccluprobe.match.waits import Wait
+
+_FINALIZE = "ncclCommFinalize"
+_DOING = {"running": "running", "stopped": "stopped", "uninterruptible": "blocked in the kernel"}
+
+
+def waits_of(
+    comms: Iterable[Communicator], known: list[Wait], context: Callable[[Communicator], Context]
+) -> list[Wait]:
+    """The waits for members that have not come to the end of their communicator.
+
+    ``known``: waits that are; who has waited there before it came to the end stays there.
+    """
+    told = {e.actor for w in known if w.finding is not None for e in w.entered}
+    found = []
+    for comm in comms:
+        inside = [(e, c) for e in comm.members() if (c := inside_end(e)) is not None]
+        if not inside or comm.ambiguous or any(e.actor in told for e, _ in inside):
+            continue
+        wait = _judge(comm, inside, context(comm))
+        found += [] if wait is None else [wait]
+    return found
+
+
+def _judge(comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Context) -> Wait | None:
+    first = min(c.t for _, c in inside)
+    until = max(waiting_until(e, ctx) for e, _ in inside)
+    if until - first < ctx.options.missing_after:
+        return None
+    absent = _absent(comm, inside, until, ctx)
+    if not absent:
+        return None
+    entered = tuple(e for e, _ in inside)
+    api = min(inside, key=lambda x: x[1].t)[1].api
+    return Wait(
+        comm=comm,
+        label=api,
+        first=first,
+        entered=entered,
+        absent=tuple(absent),
+        finding=_finding(comm, api, first, until, entered, absent, ctx),
+    )
+
+
+def _absent(
+    comm: Communicator, inside: list[tuple[Endpoint, Inside]], until: int, ctx: Context
+) -> list[Endpoint]:
+    """Observed members that the call may wait for."""
+    here = {id(e) for e, _ in inside}
+    absent = [
+        e
+        for e in comm.members()
+        if e.end is None
+        and id(e) not in here
+        and (e.process.ended or not is_silent(e.process, ctx.now, ctx.options.silent_after))
+    ]
+    back = [e for e in comm.members() if e.end is not None and id(e) not in here]
+    if not back:
+        return absent
+    if any(c.api == _FINALIZE for _, c in inside):
+        return []
+    hosts = {e.process.boot_id for e, _ in inside}
+    if hosts & {e.process.boot_id for e in back}:
+        return []
+    return [e for e in absent if e.process.boot_id in hosts]
+
+
+def _finding(
+    comm: Communicator,
+    api: str,
+    first: int,
+    until: int,
+    entered: tuple[Endpoint, ...],
+    absent: list[Endpoint],
+    ctx: Context,
+) -> Finding:
+    waited, limit = until - first, ctx.options.silent_after
+    reasons = {e.comm_rank or 0: _reason(e, first, until) for e in absent}
+    lossy = "probe_event_loss_possible" in reasons.values()
+    unobserved = comm.unobserved()
+    ranks, missing = sorted(e.comm_rank or 0 for e in entered), sorted(reasons)
+    details = required(
+        api,
+        comm.key.nranks,
+        ranks,
+        strongest(list(reasons.values())),
+        "reduced" if lossy or unobserved else "inferred",
+        waited_s=seconds(waited),
+        lossy=lossy,
+    )
+    details |= {
+        "missing_comm_ranks": missing,
+        "missing_rank_status": [
+            rank_status(comm, r, e, ctx.now, limit, reasons[r])
+            for r, e in sorted((e.comm_rank or 0, e) for e in absent)
+        ],
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "inside_comm_ranks": ranks,
+        "first_entered_unix_ns": first,
+        "unobserved_comm_ranks": len(unobserved),
+        "summary": _summary(comm, api, ranks, absent, missing, waited),
+    }
+    return Finding(
+        key=("teardown", *comm.key, tuple(missing)),
+        hang_type="nccl_missing_exit",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=None,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if waited >= ctx.options.error_after and not lossy else "notice",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, limit),
+        since=first,
+        culprits=tuple(dict.fromkeys(e.process.who for e in absent)),
+        waiters=tuple(dict.fromkeys(e.process.who for e in entered)),
+    )
+
+
+def _reason(e: Endpoint, first: int, until: int) -> str:
+    p = e.process
+    if p.lost_since(first):
+        return "probe_event_loss_possible"
+    if p.ended and p.end is not None and p.end.t < until:
+        return end_reason(p)
+    return "rank_inside_other_call" if p.inside_now() is not None else absent_reason(p)
+
+
+def _summary(
+    comm: Communicator,
+    api: str,
+    ranks: list[int],
+    absent: list[Endpoint],
+    missing: list[int],
+    waited: int,
+) -> str:
+    many, are = len(ranks) > 1, len(missing) > 1
+    text = (
+        f"Rank{'s' if many else ''} {ranks_text(ranks)} of communicator {comm.label} "
+        f"{'wait' if many else 'waits'} in {api} for {seconds(waited):.1f} s; "
+        f"rank{'s' if are else ''} {ranks_text(missing)} {'have' if are else 'has'} not called it"
+    )
+    doing = _doing(absent[0]) if len(absent) == 1 else None
+    return text + (f": it {doing}." if doing else ".")
+
+
+def _doing(e: Endpoint) -> str | None:
+    """What a rank does meanwhile, as far as is seen."""
+    p, inside = e.process, e.process.inside_now()
+    if p.ended:
+        return "has ended"
+    if inside is not None:
+        return f"is inside {inside.api}"
+    if p.coverage is None:
+        return None
+    if p.coverage.main == "syscall" and p.coverage.syscall is not None:
+        return f"is in the system call {p.coverage.syscall}"
+    state = _DOING.get(p.coverage.main)
+    return None if state is None else f"is {state}"
