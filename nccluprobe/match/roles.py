@@ -21,6 +21,7 @@ from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
 from nccluprobe.match.stuck import stall_finding
+from nccluprobe.match.suppose import behind
 from nccluprobe.match.waits import Wait
 
 #: Findings that explain why a rank does not come to a collective elsewhere.
@@ -103,10 +104,18 @@ def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str
     return found
 
 
-def _not_all_lost(waits: list[tuple[Wait, Endpoint]]) -> bool:
+def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
     """Whether an endpoint has lost fewer events than calls that it is waited for in."""
-    newest = max(max(e.last_t, e.process.last_call) for _, e in waits)
-    return (waits[0][1].process.lost_since(newest) or 0) < len(waits)
+    p = waits[0][1].process
+    lacking = sum(behind(w.comm, e) if w.seq is not None else 1 for w, e in waits)
+    last = {e: -1 if e.last_idx is None else e.last_idx for _, e in waits}
+    places = sum(p.losses.after(e.info.id, idx) for e, idx in last.items())
+    return lacking > p.losses.without_place(p.lost, p.through) + places
+
+
+def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:
+    """Whether hosts are inside the first call of a communicator, which returns when all come."""
+    return any(w.at == (0,) and any(x.inside() for x in w.entered) for w, _ in waits)
 
 
 class _Roles:
@@ -244,10 +253,10 @@ class _Roles:
         return bool(self.graph.waits_of(e.actor))
 
     def name_unsure(self) -> None:
-        """Of ranks that may have come, as events of theirs were lost: the only one there is.
+        """Of ranks that may have come, as events of theirs were lost: the only one that has not.
 
-        Nothing else explains that the others wait.  One that has lost fewer events
-        than calls that it is waited for in has not made all of them.
+        One that has lost fewer events than calls that it is waited for in has not made all
+        of them.  Else the loss explains what is seen, and what nobody sees keeps the others.
         """
         found: dict[Actor, list[tuple[Wait, Endpoint]]] = {}
         for w in self.graph.waits:
@@ -262,8 +271,7 @@ class _Roles:
                 if e.comm_rank not in lossy:
                     return  # another one that waits for nobody
                 found.setdefault(e.actor, []).append((w, e))
-        if len(found) > 1:
-            found = {a: ws for a, ws in found.items() if _not_all_lost(ws)}
+        found = {a: ws for a, ws in found.items() if _not_all_made(ws) or _is_held(ws)}
         if len(found) != 1:
             return
         (waits,) = found.values()
