@@ -212,12 +212,14 @@ class Device:
 
     def _close(self, meeting: Meeting) -> None:
         """All have come: whoever ended before that did not take part."""
-        for rank in meeting.nodes:
-            e = meeting.comm.endpoints[rank]
+        members = {r: meeting.comm.endpoints[r] for r in meeting.nodes}
+        newest = max(members.values(), key=lambda e: e.process.last_activity)
+        for rank, e in members.items():
             d = self._death.get(id(e))
             if d is None or meeting.spared(rank):
                 continue
-            if meeting.t - d > margin(e, meeting.comm.endpoints.values()):
+            limit = margin(e, meeting.comm.endpoints.values()) - in_flight(e, newest)
+            if meeting.t - d > limit:
                 meeting.gone.append(e)
         self._ask += [n for n in meeting.nodes.values() if n.begun]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.crashed import crashed_at
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
@@ -15,7 +16,7 @@ from nccluprobe.match.p2p_fill import fill
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
-from nccluprobe.match.p2p_past import Heads
+from nccluprobe.match.p2p_past import Heads, note_skipped
 from nccluprobe.match.p2p_queue import Lane, Side
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.stalls import Stalls, stalls_of
@@ -173,6 +174,7 @@ class P2P:
             waits += judge.waits
             current += judge.findings
             current += [w.finding for w in judge.waits if w.finding is not None]
+        note_skipped(known, waits, self.sides)
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)
 
@@ -235,10 +237,12 @@ class P2P:
         """What stands at the heads of streams, when somebody waits or is silent."""
         mine = [c for _, c in sorted(comms.items()) if not c.ambiguous]
         if all(w.finding is None for w in known):
-            if not self._somebody_quiet():
+            # Who crashed may have done so in a call that all have made.
+            crashed = any(crashed_at(e) is not None for c in mine for e in c.endpoints.values())
+            if not (crashed or self._somebody_quiet()):
                 return Stalls()
             # A send or receive without its partner may stand behind any other call.
-            if not self.pairs.open:
+            if not (crashed or self.pairs.open):
                 mine = [c for c in mine if self._has_sides(c)]
         return stalls_of(
             mine,

@@ -13,6 +13,7 @@ from typing import Any
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.completion import not_complete
+from nccluprobe.match.crashed import under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
@@ -69,7 +70,9 @@ def assign(
     roles = _Roles(graph, excuses, context)
     made = roles.run()
     if all(f.role != "root_cause" for f in (*findings, *made)):
-        roles.name_unsure()
+        made += (crash := under_crash(waits, context))
+        if not crash:
+            roles.name_unsure()
     return made
 
 

@@ -1,0 +1,99 @@
+"""Ranks that crashed in calls that all have made.
+
+Hosts run ahead: who crashes has often made the same calls as the others, whose
+hosts wait for their devices outside NCCL.  Nothing is open at the API then, but
+the device run tells what cannot have ended, and nobody ends a job by a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nccluprobe.match.absence import Context, waiting_until
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, rank_status
+from nccluprobe.match.waits import Wait
+
+
+def crashed_at(e: Endpoint) -> int | None:
+    """When its process crashed while it still used the communicator; None: it did not."""
+    end = e.process.end if e.process.ended else None
+    return None if end is None or e.end is not None or not ended_abruptly(e.process) else end.t
+
+
+def under_crash(waits: Sequence[Wait], context: Callable[[Communicator], Context]) -> list[Finding]:
+    """A finding for the first one that crashed in a call that others are still in, if any.
+
+    For waits that only the devices' run knows of, where nothing else is a cause.
+    """
+    found: list[tuple[int, Wait, Endpoint, list[Endpoint]]] = []
+    for w in waits:
+        for e in w.held if w.device and w.cause is None else ():
+            at = crashed_at(e)
+            if at is None:
+                continue
+            ctx = context(w.comm)
+            stay = [
+                x
+                for x in w.entered
+                if not x.process.ended
+                and waiting_until(x, ctx) - max(at, x.process.last_activity, x.last_t)
+                >= ctx.options.missing_after
+            ]
+            if stay:
+                found.append((at, w, e, stay))
+    if not found:
+        return []
+    at, w, e, stay = min(found, key=lambda x: (x[0], x[1].order))
+    return [_finding(w, e, stay, at, context(w.comm))]
+
+
+def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) -> Finding:
+    comm = w.comm
+    rank = -1 if e.comm_rank is None else e.comm_rank
+    waited = max(waiting_until(x, ctx) for x in stay) - at
+    lossy = any(x.lost or x.process.lost for x in comm.endpoints.values())
+    status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, end_reason(e.process))
+    ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
+    details: dict[str, Any] = {
+        **required(
+            None,
+            comm.key.nranks,
+            ranks,
+            status["reason"],
+            "reduced" if lossy else "inferred",
+            waited_s=seconds(waited),
+            lossy=lossy,
+        ),
+        "comm_name": comm.name,
+        "instance": comm.key.instance,
+        "first_entered_unix_ns": w.first,
+        "left_comm_ranks": [rank],
+        "left_rank_status": [status],
+        "unobserved_comm_ranks": len(comm.unobserved()),
+        "summary": (
+            f"Rank {rank} of communicator {comm.label} crashed or was killed when {w.label} may "
+            f"not have ended; "
+            + ("another member has" if len(ranks) == 1 else f"{len(ranks)} other members have")
+            + f" not called NCCL for {seconds(waited):.1f} s since."
+        ),
+    }
+    return Finding(
+        key=("crashed", *comm.key, *w.at, rank),
+        hang_type="comm_ended_under_waiters",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=w.seq,
+        detected_at=ctx.now,
+        details=details,
+        severity="error" if waited >= ctx.options.error_after else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=at,
+        culprits=(e.process.who,),
+        waiters=tuple(x.process.who for x in stay),
+    )

@@ -1,0 +1,101 @@
+"""A rank that crashed in a call that all have made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Job
+
+from nccluprobe.match.finding import Finding
+
+CRASH: dict[str, Any] = {"how": "signaled", "signal": 11}
+
+
+def run(
+    after: float = 0.01, until: float = 400.0, destroyed: bool = False, **end: Any
+) -> list[Finding]:
+    """Four ranks make the same calls, then rank 2 ends ``after`` its last one."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0) - 0.1 + after
+    if destroyed:
+        comms[2].proc.comm_end(comms[2], t - after / 2)
+    cover([c.proc for c in comms if c is not comms[2]], until)
+    comms[2].proc.cover(0.5, t)
+    comms[2].proc.end(t, **end)
+    return [f for f in analyze_job(job) if f.state == "open"]
+
+
+@pytest.mark.parametrize("end", [CRASH, {"code": 1}])
+def test_who_crashed_in_a_call_that_all_made_is_named(end: dict[str, Any]) -> None:
+    (f,) = run(**end)
+    assert (f.hang_type, f.role, f.severity) == ("comm_ended_under_waiters", "root_cause", "error")
+    assert [d["rank"] for d in f.named] == [2]
+    assert f.details["left_comm_ranks"] == [2]
+    assert f.details["reason"] == "rank_exit_or_crash_suspected"
+    assert f.details["confidence"] == "inferred"
+    assert "crashed or was killed" in f.details["summary"]
+
+
+def test_it_is_no_error_before_it_has_lasted() -> None:
+    (f,) = run(until=100, **CRASH)
+    assert f.severity == "notice"
+    assert run(until=30, **CRASH) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"code": 0},
+        {"how": "signaled", "signal": 15},
+        {"destroyed": True, **CRASH},
+        {"after": 5.0, **CRASH},
+    ],
+    ids=["in order", "told to", "after its communicator", "long after the call"],
+)
+def test_no_call_can_be_open_under_who_ended_otherwise(more: dict[str, Any]) -> None:
+    assert run(**more) == []
+
+
+def test_the_first_of_several_is_named() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    for c in comms[:2]:
+        c.proc.cover(0.5, 400)
+    for at, c in ((t - 0.08, comms[2]), (t - 0.05, comms[3])):
+        c.proc.cover(0.5, at)
+        c.proc.end(at, **CRASH)
+    (f,) = analyze_job(job)
+    assert [d["rank"] for d in f.named] == [2]
+
+
+@pytest.mark.parametrize(("end", "named"), [(CRASH, [2]), ({"code": 0}, [])])
+def test_only_a_crash_tells_that_it_did_not_go_in_order(
+    end: dict[str, Any], named: list[int]
+) -> None:
+    """It made its last call and went; another one came to it much later."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", t + (20 if c is comms[0] else 0), stream=0)
+        if c is not comms[2]:
+            c.proc.cover(0.5, 400)
+    comms[2].proc.cover(0.5, t + 1)
+    comms[2].proc.end(t + 1, **end)
+    found = [f for f in analyze_job(job) if f.state == "open"]
+    assert [d["rank"] for f in found for d in f.named] == named
+
+
+def test_others_that_went_as_well_do_not_wait() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    for c in comms:
+        at = t - 0.08 if c is comms[2] else t + 100
+        c.proc.cover(0.5, at)
+        c.proc.end(at, **(CRASH if c is comms[2] else {}))
+    assert analyze_job(job) == []
