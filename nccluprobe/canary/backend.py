@@ -12,7 +12,14 @@ from types import TracebackType
 from nccluprobe import numerals
 from nccluprobe.canary import bootstrap
 from nccluprobe.canary.cuda import Cuda
-from nccluprobe.canary.errors import ArgumentError, CanaryError, CudaError, NcclError
+from nccluprobe.canary.errors import (
+    OR_SIM,
+    ArgumentError,
+    CanaryError,
+    CudaError,
+    LibraryError,
+    NcclError,
+)
 from nccluprobe.canary.health import HostCalls
 from nccluprobe.canary.kernel import PTX, AddKernels
 from nccluprobe.canary.launch import (
@@ -276,7 +283,7 @@ class NcclBackend(Registration, Operations):
     def _open_device(self, device: int | None) -> None:
         count = self.cuda.device_count()
         if count < 1:
-            raise CanaryError("there is no CUDA device here")
+            raise LibraryError(f"there is no CUDA device here; {OR_SIM}")
         if device is None:
             local = numerals.whole(os.environ.get("LOCAL_RANK", ""))
             device = (self.rank if local is None else local) % count

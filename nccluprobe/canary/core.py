@@ -127,7 +127,7 @@ class Core:
         try:
             yield
         except (NcclError, CudaError) as error:
-            self.health.fail(generation, str(error) or function)
+            self.health.fail(generation, str(error) or function, raised=True)
             raise
 
     def _after(self, function: str, generation: int) -> None:
@@ -141,7 +141,7 @@ class Core:
             result = self.nccl.async_error(self.comm)
         if result not in (SUCCESS, IN_PROGRESS):
             error = self.nccl.error(function, result)
-            self.health.fail(generation, f"asynchronous error: {error}")
+            self.health.fail(generation, f"asynchronous error: {error}", raised=True)
             raise error
 
     def _complete(
@@ -165,7 +165,7 @@ class Core:
                 return
             if deadline is not None and elapsed > deadline:
                 line = f"{function} was not complete after {deadline:g} s"
-                self.health.fail(generation, line)
+                self.health.fail(generation, line, raised=True)
                 raise DeadlineError(f"{line}: a rank did not come, or the fabric stands still")
             if elapsed > _SPIN_SECONDS:
                 pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, pause * 1.5))

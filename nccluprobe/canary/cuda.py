@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from nccluprobe.canary.errors import CudaError, LibraryError
+from nccluprobe.canary.errors import OR_SIM, CudaError, LibraryError
 
 _ptr, _size, _int, _uint = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint
 _device_ptr = ctypes.c_uint64
@@ -68,14 +68,17 @@ class Cuda:
         except OSError as error:
             raise LibraryError(
                 f"the CUDA driver cannot be loaded: {error}; is there an NVIDIA driver here? "
-                "Set NCCLUPROBE_CUDA for another path"
+                f"Set NCCLUPROBE_CUDA for another path; {OR_SIM}"
             ) from error
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name, None)
             if function is None:
                 raise LibraryError(f"{self.path} has no {name}: it is no CUDA driver")
             function.argtypes, function.restype = arguments, _int
-        self._check("cuInit", 0)
+        try:
+            self._check("cuInit", 0)
+        except CudaError as error:
+            raise LibraryError(f"no GPU can be used here: {error}; {OR_SIM}") from error
 
     @property
     def simulated(self) -> bool:

@@ -17,7 +17,11 @@ class ArgumentError(CanaryError):
 
 
 class LibraryError(CanaryError):
-    """NCCL or the CUDA driver cannot be loaded, or lacks a function."""
+    """NCCL or the CUDA driver cannot be loaded, or lacks a function; or there is no GPU."""
+
+
+#: For whoever has no GPU.
+OR_SIM = "to try it without a GPU: canary --sim"
 
 
 class BootstrapError(CanaryError):

@@ -32,12 +32,16 @@ class Health:
     def healthy(self) -> bool:
         return self.reason is None
 
-    def fail(self, generation: int, reason: str) -> None:
-        """Marks the communicator of `generation` unhealthy; the first reason stays."""
+    def fail(self, generation: int, reason: str, *, raised: bool = False) -> None:
+        """Marks the communicator of `generation` unhealthy; the first reason stays.
+
+        raised: an exception tells the same to the caller, so the log need not.
+        """
         with self._lock:
             if generation == self.generation and self.reason is None:
                 self.reason = reason
-                logger.error("communicator unhealthy: %s", reason)
+                level = logging.INFO if raised else logging.ERROR
+                logger.log(level, "communicator unhealthy: %s", reason)
 
     def close(self, reason: str) -> None:
         """The end that was wanted: unhealthy, without an error in the log."""

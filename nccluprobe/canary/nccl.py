@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
-from nccluprobe.canary.errors import BootstrapError, LibraryError, NcclError
+from nccluprobe.canary.errors import OR_SIM, BootstrapError, LibraryError, NcclError
 from nccluprobe.nccl.enums import IN_PROGRESS, RESULTS, SUCCESS
 
 UNIQUE_ID_BYTES = 128
@@ -106,7 +106,8 @@ class Nccl:
             self._lib = ctypes.CDLL(self.path)
         except OSError as error:
             raise LibraryError(
-                f"NCCL cannot be loaded: {error}; install nvidia-nccl-cu12 or set NCCLUPROBE_NCCL"
+                f"NCCL cannot be loaded: {error}; install nvidia-nccl-cu12 or set NCCLUPROBE_NCCL; "
+                f"{OR_SIM}"
             ) from error
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name, None)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from nccluprobe import resources
 from nccluprobe.canary.errors import CanaryError
 from nccluprobe.canary.launch import ADDRESS_VARIABLE
 from nccluprobe.canary.run import PARENT_VARIABLE
@@ -41,7 +42,7 @@ def free_port() -> int:
 def command_of_ranks(arguments: Sequence[str]) -> list[str]:
     """This program again, as it was started."""
     program = Path(sys.argv[0])
-    if program.name == "__main__.py" or not program.is_file():
+    if program.is_relative_to(resources.PACKAGE) or not program.is_file():
         return [sys.executable, "-m", "nccluprobe", *arguments]
     return [sys.executable, str(program), *arguments]
 
@@ -118,10 +119,10 @@ class Ranks:
                 give_up = time.monotonic() + grace
             now = time.monotonic()
             if end is not None and now > end:
-                self._say(f"--hold {hold:g} s is over: {self._running()} still run")
+                self._say(f"--hold {hold:g} s is over: {self._running()} still here")
                 return True
             if give_up is not None and now > give_up:
-                self._say(f"{self._running()} still run {grace:g} s later and are ended")
+                self._say(f"ended {grace:g} s later, still here: {self._running()}")
                 return False
             time.sleep(_POLL_S)
         return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from nccluprobe.canary.backend import NcclBackend
+from nccluprobe.canary.backend import DEFAULT_BOOTSTRAP_TIMEOUT, NcclBackend
 from nccluprobe.canary.faults import Fault
 from nccluprobe.canary.launch import Launch, nccl_settings
 from nccluprobe.canary.measure import Tick, cases_of, measure
@@ -99,6 +99,7 @@ def _backend(
         cuda=cuda,
         capacity=max(_MIN_CAPACITY, 2 * max(settings.sizes)),
         deadline=settings.deadline or _NO_DEADLINE,
+        bootstrap_timeout=settings.patience or DEFAULT_BOOTSTRAP_TIMEOUT,
         comm_name=COMM_NAME,
         init_rank=init_rank,
     )

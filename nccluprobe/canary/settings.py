@@ -30,6 +30,8 @@ class Settings:
     pause: float = 0.0
     #: For one operation; None: as long as it takes.
     deadline: float | None = 30.0
+    #: How long a rank waits for the others to start; None: as the backend does.
+    patience: float | None = None
     serve: bool = False
     every: float | None = None
     requests: int | None = None

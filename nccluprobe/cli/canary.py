@@ -131,7 +131,7 @@ def canary(
 ) -> int:
     """Exercise NCCL: check every result, time it, say how far apart the ranks arrive."""
     # Imported late: numpy and the libraries are not needed to say what is wrong with an option.
-    from nccluprobe.canary.errors import CanaryError
+    from nccluprobe.canary.errors import CanaryError, LibraryError
     from nccluprobe.canary.launch import (
         DEFAULT_HOST,
         DEFAULT_PORT,
@@ -167,6 +167,8 @@ def canary(
         steps=steps if steps is not None or not planted else DEFAULT_STEPS,
         pause=pause,
         deadline=deadline if deadline is not None or planted else DEFAULT_DEADLINE,
+        # Local ranks start together, and their parent ends them all when one has failed.
+        patience=None if nproc is not None else deadline,
         serve=serve,
         every=every,
         requests=requests,
@@ -178,8 +180,8 @@ def canary(
     if truth is not None:
         check_file(truth)
     libraries = simulated() if sim else (_text(nccl), _text(cuda))
+    launch: Launch | None = None
     try:
-        launch: Launch | None = None
         if rank is not None and world is not None:
             where = parse_address(address) if address else (DEFAULT_HOST, DEFAULT_PORT)
             launch = Launch(rank, world, None, where, "options")
@@ -201,9 +203,15 @@ def canary(
             )
         return run_rank(launch, settings, *libraries)
     except CanaryError as error:
-        if error.code is ExitCode.INTERNAL:
-            error.code = ExitCode.CANARY_FAILED
-        raise
+        if error.code is not ExitCode.INTERNAL:
+            raise
+        local = "NCCLUPROBE_CANARY_PARENT" in os.environ
+        if launch is not None and launch.rank and local and isinstance(error, LibraryError):
+            return ExitCode.CANARY_FAILED  # rank 0 of this machine says the same
+        text = str(error)
+        if launch is not None and launch.world > 1 and not text.startswith("rank "):
+            text = f"rank {launch.rank}: {text}"
+        raise NccluprobeError(text, ExitCode.CANARY_FAILED) from error
 
 
 def _local_ranks(nproc: int, hold: float | None, grace: float | None, sim: bool) -> int:

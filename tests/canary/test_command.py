@@ -1,61 +1,26 @@
-"""The command: its report, exit codes, local ranks, launchers, signals, the service."""
+"""The command: its report, options, exit codes, the service."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
-import re
-import shutil
-import signal
-import struct
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.e2e import clean_env, wait_for
+from support.e2e import clean_env
 from typer.testing import CliRunner
 
 from nccluprobe.canary.errors import ArgumentError
-from nccluprobe.canary.sweep import sweep
 from nccluprobe.canary.truth import say, truths
 from nccluprobe.cli.main import build
 from nccluprobe.errors import ExitCode
 
-COMMAND = [sys.executable, "-m", "nccluprobe", "canary"]
-FULL = "/dev/full"
-SMALL = ("--sim", "--sizes", "8,4K", "--iters", "2")
+from .command import COMMAND, FULL, SMALL, one_line, one_line_of, run
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def run(
-    *arguments: str, text: str = "", env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**clean_env(), **(env or {})},
-    )
-
-
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.stdout == ""
-    return one_line_of(done.stderr)
-
-
-def one_line_of(text: str) -> str:
-    (line,) = text.splitlines()
-    return line
 
 
 def test_report_of_all_operations_and_datatypes() -> None:
@@ -127,189 +92,6 @@ def test_a_wrong_result_is_told() -> None:
     (planted,) = truths(done.stdout.splitlines())
     assert (planted["truth"], planted["rank"], planted["at"]) == ("op", 1, 3)
     assert planted["culprits"] == [[1]] and planted["api"] == "ncclAllReduce"
-
-
-def test_a_rank_that_dies_is_named_and_held_ranks_are_ended() -> None:
-    done = run(
-        *("--nproc", "3", "--sim", "--ops", "all_reduce", "--sizes", "8"),
-        *("--inject", "kill:rank=1,at=2", "--hold", "6"),
-    )
-    assert done.returncode == 128 + signal.SIGKILL
-    (planted,) = truths(done.stdout.splitlines())
-    assert f"rank 1 (pid {planted['pid']}) was ended by SIGKILL" in done.stderr
-    assert "--hold 6 s is over: ranks 0, 2 still run" in done.stderr
-
-
-def test_a_rank_that_does_not_come_is_a_missed_deadline() -> None:
-    done = run(
-        *("--nproc", "2", "--sim", "--ops", "all_gather", "--sizes", "8", "--deadline", "1"),
-        *("--inject", "never:rank=1,at=2", "--hold", "7"),
-    )
-    assert "not complete after 1 s" in done.stderr, done.stderr
-    assert "rank 0 (pid" in done.stderr and "ended with 21" in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_end_all_ranks(number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, *SMALL, "--nproc", "2", "--ops", "all_reduce", "--inject", "stop:rank=1,at=2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=clean_env(),
-    )
-    assert process.stdout is not None
-    planted = truths([process.stdout.readline()])[0]
-    process.send_signal(number)
-    assert process.wait(20) == (130 if number == signal.SIGINT else 128 + number)
-    wait_for(lambda: not Path(f"/proc/{planted['pid']}").exists(), "the stopped rank's end")
-
-
-SERVICE = ("--sim", "--nproc", "3", "--sizes", "8", "--serve", "--every", "0.05")
-
-
-def ranks_of(pid: int) -> list[int]:
-    """Children of `pid`."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
-
-
-@pytest.mark.parametrize(
-    ("number", "after"),
-    [(signal.SIGINT, 0.0), (signal.SIGINT, 0.15), (signal.SIGINT, 1.0), (signal.SIGTERM, 0.3)],
-)
-def test_a_terminal_that_ends_a_service(number: signal.Signals, after: float) -> None:
-    """Ctrl-C goes to every process at once, at any time: no traceback, no process left."""
-    process = subprocess.Popen(
-        [*COMMAND, *SERVICE],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=clean_env(),
-        start_new_session=True,
-    )
-    wait_for(lambda: len(ranks_of(process.pid)) == 3, "the ranks", timeout=30)
-    time.sleep(after)
-    pids = ranks_of(process.pid)
-    os.killpg(process.pid, number)
-    _, told = process.communicate(timeout=20)
-    assert process.returncode == 128 + number and told == ""
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-@pytest.mark.parametrize(("victim", "after"), [(0, 0.1), (1, 0.5), (2, 1.0)])
-def test_a_rank_killed_at_any_time_ends_the_rest(victim: int, after: float) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, *SERVICE, "--deadline", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=clean_env(),
-    )
-    wait_for(lambda: len(ranks_of(process.pid)) == 3, "the ranks", timeout=30)
-    time.sleep(after)
-    pids = ranks_of(process.pid)
-    os.kill(pids[victim], signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{pids[victim]}").exists(), "the end of a rank")
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGKILL
-    assert f"rank {victim} (pid {pids[victim]}) was ended by SIGKILL" in told
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-@pytest.mark.parametrize("victim", ["parent", "ranks"])
-def test_no_file_is_left_whoever_is_killed(victim: str) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, *SERVICE],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=clean_env(),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("request 0")
-    pids = ranks_of(process.pid)
-    maps = Path(f"/proc/{pids[0]}/maps").read_text()
-    mine = set(re.findall(r"/dev/shm/(simnccl-[0-9a-f]+)", maps))
-    assert mine
-    for pid in [process.pid] if victim == "parent" else pids:
-        os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the ranks' end")
-    assert not [name for name in mine if Path("/dev/shm", name).exists()]
-
-
-def test_the_sweep_leaves_what_a_living_rank_holds() -> None:
-    path = Path(f"/dev/shm/simnccl-{os.getpid():016x}")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 16, 1, 0)
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
-        sweep()
-        assert path.exists()
-    finally:
-        os.close(fd)
-    sweep()
-    assert not path.exists()
-
-
-def test_ranks_end_with_their_parent() -> None:
-    process = subprocess.Popen(
-        [*COMMAND, *SMALL, "--nproc", "2", "--ops", "all_reduce", "--inject", "never:rank=1,at=2"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_env(),
-    )
-    assert process.stdout is not None
-    planted = truths([process.stdout.readline()])[0]
-    process.kill()
-    process.wait()
-    wait_for(lambda: not Path(f"/proc/{planted['pid']}").exists(), "the rank's end")
-
-
-@pytest.fixture
-def port() -> int:
-    return 33000 + os.getpid() % 9000
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize("how", ["options", "torchrun", "slurm"])
-def test_ranks_of_a_launcher(how: str, port: int, started: list[subprocess.Popen[str]]) -> None:
-    for rank in (1, 0):
-        arguments: list[str] = []
-        env: dict[str, str] = {}
-        if how == "options":
-            arguments = ["--rank", str(rank), "--world", "2", "--address", f"127.0.0.1:{port}"]
-        elif how == "torchrun":
-            env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-            env |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1"}
-            env |= {"MASTER_PORT": str(port + 40)}
-        else:
-            env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
-            env |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
-            arguments = ["--address", f"127.0.0.1:{port + 80}"]
-        started.append(
-            subprocess.Popen(
-                [*COMMAND, *SMALL, "--ops", "all_reduce,broadcast", "--json", *arguments],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**clean_env(), **env},
-            )
-        )
-    outputs = [p.communicate(timeout=40)[0] for p in started]
-    assert [p.returncode for p in started] == [0, 0]
-    assert outputs[0] == ""  # rank 1
-    assert json.loads(outputs[1])["world"] == 2
 
 
 def test_serve_from_standard_input() -> None:
@@ -450,24 +232,6 @@ def test_verbose_logs_the_libraries_and_the_variables_of_nccl() -> None:
     assert "\nNCCL_PROTO=Simple\n" in done.stdout
 
 
-def test_ranks_that_cannot_be_started() -> None:
-    """The limit on processes of a user who has none yet; root itself has no limit."""
-    limit = ("prlimit", "--nproc=1:1", "setpriv", "--reuid=65533", "--clear-groups")
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("prlimit", "setpriv")):
-        pytest.skip("needs root, prlimit and setpriv")
-    done = subprocess.run(
-        [*limit, *COMMAND, "--nproc", "3", *SMALL],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**clean_env(), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert done.returncode == ExitCode.CANARY_FAILED, done.stderr
-    assert "rank 0 cannot be started: Resource temporarily unavailable" in one_line(done)
-
-
 def test_no_library_is_a_failure_in_one_line() -> None:
     done = run("--rank", "0", "--world", "1", "--nccl", "/nowhere/libnccl.so.2")
     assert done.returncode == ExitCode.CANARY_FAILED
@@ -510,13 +274,3 @@ def test_a_report_on_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None
     lines = [line for line in done.stderr.splitlines() if "the output cannot be written" in line]
     assert len(lines) == 1 and "No space left" in lines[0]
     assert done.returncode in (ExitCode.OUTPUT, ExitCode.CANARY_FAILED)
-
-
-def test_a_peer_that_never_came_ends_the_others(started: list[Any]) -> None:
-    """A rank that fails at the start would leave the rest waiting for ever."""
-    done = run(
-        *("--nproc", "2", "--sim", "--ops", "all_reduce", "--sizes", "8", "--deadline", "2"),
-        env={"NCCLUPROBE_CANARY_LOG": "nonsense"},
-    )
-    assert done.returncode == ExitCode.USAGE
-    assert done.stderr.count("NCCLUPROBE_CANARY_LOG") == 2
