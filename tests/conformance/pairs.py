@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from conformance.program import (
     OTHER,
+    STOPPED,
     Call,
     Exit,
     Group,
@@ -192,6 +193,14 @@ def cases(api: Api, n: int) -> Iterator[Case]:
         yield case("missing call", f"stop {how}", left_out, pair.edit(lambda c: [Sync(), Stop()]))
         yield case("missing call", f"stop, small {how}", left_out,
                    pair.edit(lambda c: [Sync(), Stop()]), count=SMALL)  # fmt: skip
+        # A sender may wait for work in a futex, or poll for it; not in the rest.
+        for name, inside, truth in (
+            ("computes", None, left_out),
+            ("reads", "read", gone),
+            ("is stopped", STOPPED, gone),
+        ):
+            held = pair.edit(lambda c, i=inside: [Sync(), Stop(i)])  # type: ignore[misc]
+            yield case("missing call", f"stop, {name} {how}", truth, held)
         for name, exit_ in (("code 1", Exit(1)), ("signal 9", Exit(None, 9)), ("code 0", Exit(0))):
             left = pair.edit(lambda c, e=exit_: [Sync(), e])  # type: ignore[misc]
             yield case("early exit", f"{name} {how}", gone, left)

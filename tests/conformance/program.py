@@ -74,12 +74,16 @@ class Work:
     seconds: float
 
 
+#: A host whose process has got a signal that stops it.
+STOPPED = "stopped"
+
+
 @dataclass(frozen=True)
 class Stop:
     """The host never comes back from something that is not NCCL, such as a data loader.
 
-    ``inside``: the system call it is in, None when it computes.  In a futex it
-    may, to one who looks from outside, wait for the device as well.
+    ``inside``: the system call it is in, None when it computes, or STOPPED.  In a
+    futex it may, to one who looks from outside, wait for the device or for work as well.
     """
 
     inside: str | None = "futex"

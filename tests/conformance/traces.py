@@ -7,7 +7,7 @@ from typing import Any
 from support.tracegen import Comm, Host, Job, Proc
 
 from conformance.model import Model, Seen
-from conformance.program import OTHER, WORLD
+from conformance.program import OTHER, STOPPED, WORLD
 from nccluprobe.nccl.api import Role
 
 #: How long the tracers look on after the last thing has happened, seconds.
@@ -17,7 +17,7 @@ HASHES = {WORLD: "00000000000000aa", OTHER: "00000000000000bb"}
 
 #: What a main thread looks like from outside while its host is there.  A host
 #: that waits for the device polls it.
-_MAIN = {"nccl": "nccl", "cuda": "running", "run": "running"}
+_MAIN = {"nccl": "nccl", "cuda": "running", "run": "running", STOPPED: "stopped"}
 
 
 def comm_hash(name: str) -> str:
@@ -51,7 +51,7 @@ def _rank(proc: Proc, model: Model, rank: int, end: float) -> None:
     while t < gone:
         where = host.state(t)
         main = _MAIN.get(where, "syscall")
-        cpu += 0 if main == "syscall" else 1_000_000_000
+        cpu += 1_000_000_000 if main in ("nccl", "running") else 0
         more: dict[str, Any] = {"syscall": where} if main == "syscall" else {}
         ages = [int((t - s.at) * 1e9) for s in host.calls if s.at <= t]
         age = ages[-1] if ages else None
