@@ -170,7 +170,7 @@ def _signs(
         call = p.inside_now()
         if call is not None and call.api not in BLOCKING:
             continue
-        if who not in waiting and not p.lost and not _all_complete(mine):
+        if who not in waiting and not _may_wait_unseen(mine) and not _all_complete(mine):
             found.idle[who] = mine
         if call is not None and queues is not None and queues.is_held(who):
             found.held[who] = mine

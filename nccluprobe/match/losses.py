@@ -109,6 +109,8 @@ class Losses:
     _dropped: int = 0
     #: Holes on communicators that are forgotten.
     _gone: int = 0
+    #: Communicator -> holes of which others tell what was made there.
+    filled: dict[int, set[int]] = field(default_factory=dict)
 
     def take(self, comm: int, idx: m.Int64, t: m.Int64) -> None:
         """Take calls on a communicator."""
@@ -136,6 +138,7 @@ class Losses:
     def forget(self, comm: int, through: int) -> None:
         """Drop a communicator that has ended."""
         holes = self.holes.pop(comm, None)
+        self.filled.pop(comm, None)
         if holes is not None:
             holes.settle()
             self._gone += holes.known(through)
@@ -152,6 +155,9 @@ class Losses:
         return max((t for _, _, t in holes.gaps), default=0) if holes is not None else 0
 
     def after(self, comm: int, idx: int) -> int:
-        """Calls on a communicator that are known to be missing after an ordinal."""
+        """Calls on a communicator that are missing after an ordinal, nobody knows which."""
         holes = self.holes.get(comm)
-        return 0 if holes is None else holes.after(idx)
+        if holes is None:
+            return 0
+        known = (i for i in self.filled.get(comm, ()) if i > idx)
+        return holes.after(idx) - sum(any(a <= i <= b for a, b, _ in holes.gaps) for i in known)

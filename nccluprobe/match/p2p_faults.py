@@ -135,25 +135,34 @@ class Faults:
 
     def _odd_among_peers(self, comm: Communicator, pair: Pair) -> Side | None:
         """The side that passed what no other rank passed at this ordinal, when most agree."""
-        c, size = pair.channel, self.pairs.wires.size
-        own = {(c.src, 1, c.dst): pair.send, (c.dst, 0, c.src): pair.recv}
+        c = pair.channel
+        sent, awaited = (self._bytes(op.sig) for op in (pair.send, pair.recv))
+        most = self._usual_at(comm, c, pair.send.ord)
+        if most is None or most not in (sent, awaited) or sent == awaited:
+            return None
+        if pair.swapped:
+            # The next one has to say the same: else it is a call left out, and they go on alike.
+            then = self._usual_at(comm, c, pair.send.ord + 1)
+            if then != (sent if most == awaited else awaited):
+                return None
+        ends = self._ends(comm, c)
+        return None if ends is None else ends[1] if most == sent else ends[0]
+
+    def _usual_at(self, comm: Communicator, c: Channel, order: int) -> int | None:
+        """Bytes of most operations of other directions and pairs at an ordinal."""
+        own = {(c.src, 1, c.dst), (c.dst, 0, c.src)}
         others: list[int] = []
         for e in comm.endpoints.values():
             side = self.sides.get((e.info.source, e.info.id))
             if side is None or e.comm_rank is None:
                 continue
             rows = side.recent()
-            rows = rows[rows[:, ORD] == pair.send.ord]
-            sizes = size(rows[:, SIG]).tolist()
+            rows = rows[rows[:, ORD] == order]
+            sizes = self.pairs.wires.size(rows[:, SIG]).tolist()
             for row, n in zip(rows.tolist(), sizes, strict=True):
                 if (e.comm_rank, row[SEND], row[PEER]) not in own:
                     others.append(n)
-        most = usual(others)
-        sent, awaited = (self._bytes(op.sig) for op in (pair.send, pair.recv))
-        if most is None or most not in (sent, awaited) or sent == awaited:
-            return None
-        ends = self._ends(comm, c)
-        return None if ends is None else ends[1] if most == sent else ends[0]
+        return usual(others)
 
     def _bytes(self, sig: int) -> int:
         return int(self.pairs.wires.size(np.array([sig], np.int64))[0])

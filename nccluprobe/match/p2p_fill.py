@@ -58,7 +58,8 @@ def holes_of(e: Endpoint, side: Side) -> Holes:
     gaps = [(a, b) for a, b, t in known.gaps if t < e.process.through]
     if sum(b - a + 1 for a, b in gaps) > _MOST:
         return Holes()
-    left = [i for a, b in gaps for i in range(a, b + 1)]
+    filled = e.process.losses.filled.get(e.info.id, ())
+    left = [i for a, b in gaps for i in range(a, b + 1) if i not in filled]
     demands = _demands(e.tail.rows(), tail.ORD, tail.IDX)
     rows = side.recent()
     lanes = rows[:, q.PEER] * 2 + rows[:, q.SEND]
@@ -137,7 +138,7 @@ def _wanted(
 ) -> list[Wanted]:
     """Operations that a peer has made and that a rank which lost calls seems to lack."""
     e, other = comm.endpoints.get(rank), comm.endpoints.get(peer)
-    if e is None or other is None or not e.process.lost or e is other:
+    if e is None or other is None or not e.process.lost:
         return []
     side, theirs = (sides.get((x.info.source, x.info.id)) for x in (e, other))
     if theirs is None or not theirs.placed or not e.info.from_start:
@@ -170,8 +171,15 @@ def _fill(
         return
     at = {h: epoch for h in holes.places if (epoch := epoch_of(e, h)) is not None}
     used: set[int] = set()
-    for epoch in sorted({w.epoch for _, w in wanted}):
-        mine = [(c, w) for c, w in wanted if w.epoch == epoch]
+    # NCCL takes no send to oneself without its receive in the same group: that was made.
+    for channel, w in (x for x in wanted if x[0].src == x[0].dst):
+        near = min((h for h in at if h not in used), key=lambda h: abs(h - w.op.idx), default=None)
+        if near is not None and side.restore(w.lane, w.order, w.op, near):
+            used.add(near)
+            changed.append(channel)
+    others = [x for x in wanted if x[0].src != x[0].dst]
+    for epoch in sorted({w.epoch for _, w in others}):
+        mine = [(c, w) for c, w in others if w.epoch == epoch]
         places = [h for h in holes.places if h not in used and h in at and _meet(at[h], epoch)]
         if not places:
             continue

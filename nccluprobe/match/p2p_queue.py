@@ -307,6 +307,8 @@ class Side:
         rows = self.recent()
         at = int(np.searchsorted(rows[:, IDX], idx))
         near = [Op(*rows[i].tolist()) for i in (at - 1, at) if 0 <= i < len(rows)]
+        if lane[1] == self.endpoint.comm_rank:
+            near = [peers, peers]  # with oneself: both are in one group
         group = near[0].group if len(near) == 2 and near[0].group == near[1].group else 0
         like = near[0] if near else peers
         op = Op(order, peers.sig, like.t, idx, group, like.thread, lane[1], int(lane[0]))
@@ -315,7 +317,7 @@ class Side:
         self.queue(*lane).push(row)
         self.queue(*lane).lost += 1
         self._next[lane] = order + 1
-        self.lost += 1
+        self.endpoint.process.losses.filled.setdefault(self.endpoint.info.id, set()).add(idx)
         self._note_newest(lane, idx, op.t)
         return True
 

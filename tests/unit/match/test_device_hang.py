@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.analysis import analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
@@ -36,6 +37,23 @@ def test_a_rank_that_another_one_waits_for_while_a_third_is_silent_too_is_not_bl
     assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
     assert stuck.details["confidence"] == "inferred" and stuck.severity == "error"
     assert stuck.details["expected_nranks"] == 3
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_rank_that_lost_a_call_between_others_is_silent_as_well(placed: bool) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.call(c, AR, t, lost=placed and c.proc.rank == 2)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 1, start=t + 1))
+    first[0].proc.call(first[0], AR, t)
+    cover(job.procs[:2], t + 400)
+    job.procs[2].cover(0.5, t)
+    job.procs[2].cover(t, t + 400, lost_kernel=1)
+    stuck, alive = ("collective_all_ranks_stuck", ()), ("collective_missing_enter", (1,))
+    assert causes(analyze_job(job)) == {stuck if placed else alive}
 
 
 def test_the_one_rank_that_all_others_wait_for_is_blamed() -> None:

@@ -116,6 +116,26 @@ def test_two_in_the_other_order_are_no_shift() -> None:
     assert found[0].details["reason"] == "calls_swapped"
 
 
+@pytest.mark.parametrize(
+    ("others", "named"), [((50, 60), {0}), ((50, 50), set()), ((60, 60), set())]
+)
+def test_of_two_in_the_other_order_the_peers_tell_in_both_places(
+    others: tuple[int, int], named: set[int]
+) -> None:
+    """A receive left out looks like it as well, when what follows is alike."""
+    job = Job()
+    comms = job.world(4)
+    for c, sizes in ((0, (60, 50)), (2, others)):
+        for i, count in enumerate(sizes):
+            post(comms[c], SEND, c + 1, 1 + i, count)
+        for i, count in enumerate(sizes if c else (50, 60)):
+            post(comms[c + 1], RECV, c, 1 + i, count)
+    cover(job.procs, 60)
+    found = analyze_job(job)
+    assert [f.details["reason"] for f in found] == ["calls_swapped"]
+    assert blamed(found) == named
+
+
 @pytest.mark.parametrize("lacking", [SEND, RECV])
 def test_a_shift_by_a_call_left_out(lacking: str) -> None:
     job = Job()

@@ -7,7 +7,7 @@ from support.analysis import analyze_job
 from support.tracegen import Comm, Job
 
 SEND, RECV, AR = "ncclSend", "ncclRecv", "ncclAllReduce"
-SMALL = 1 << 8
+SMALL, BIG = 1 << 8, 1 << 24
 
 
 def rounds(comms: list[Comm], n: int, last: float, lost: bool, skipped: bool) -> None:
@@ -34,3 +34,25 @@ def test_a_lost_send_is_no_missing_one(skipped: bool) -> None:
     roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
     assert [{w["rank"] for w in f.named} for f in roots] == ([{0}] if skipped else [])
     assert skipped or found == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_a_send_to_oneself_the_receive_was_made(lost: bool) -> None:
+    """NCCL takes none without it; what others wait for came later, and was not made."""
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    own = {"peer": 0, "count": BIG}
+    zero = comms[0].proc
+    zero.group([(comms[0], SEND, own), (comms[0], RECV, own | ({"lost": True} if lost else {}))], 2)
+    zero.call(comms[0], RECV, 3, peer=2, count=BIG)
+    for i in range(2):
+        comms[1].proc.call(comms[1], RECV, 2 + i, peer=0, count=BIG)
+    for c in comms:
+        c.proc.cover(0.5, 4)
+        c.proc.cover(4, 400, lost_kernel=int(lost and c is comms[0]))
+    found = analyze_job(job)
+    roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
+    assert {w["rank"] for f in roots for w in f.named} == {2}
+    assert {f.details["confidence"] for f in roots} == {"observed"}
