@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nccluprobe.importers.fr_begun import hold_back
 from nccluprobe.importers.fr_calls import Calls, Collectives
 from nccluprobe.importers.fr_groups import (
     Group,
     Part,
     blind,
     by_peer,
+    explained,
     is_ahead,
     status_by_name,
     suspects,
@@ -27,7 +29,7 @@ from nccluprobe.importers.fr_groups import (
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import NO_DUMP, UNKNOWN_CLOCK
+from nccluprobe.match.status import NO_DUMP, NOT_BEGUN, UNKNOWN_CLOCK
 
 SECOND = 1_000_000_000
 #: PyTorch's own default.
@@ -52,6 +54,8 @@ class FlightRecorder:
         self.suspects: set[int] = set()
         #: Ranks whose dumps show only what came after the others had dumped.
         self._later: set[int] = set()
+        #: Ranks whose devices have begun nothing of what others wait for.
+        self._not_begun: set[int] = set()
         self._groups: dict[GroupKey, Group] = {}
         self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
 
@@ -83,6 +87,9 @@ class FlightRecorder:
             self._place(rank, member, rank in late | self._later)
         for group in self._groups.values():
             group.settle()
+        timed = {r for r, c in calls.items() if c.dump.timed}
+        if timed and not explained(self._groups.values()):
+            self._not_begun = hold_back(self._groups.values(), timed)
         unknown = {r for r, x in self.job.members.items() if x.dump is None}
         if unknown or self._later:
             telling = {r for r in unknown if self.job.members[r].in_file}
@@ -238,9 +245,15 @@ class FlightRecorder:
                 blind=0,
                 in_flight=0,
                 alive=None,
-                main=NO_DUMP if dump is None else "unknown",
+                main=self._state(rank),
             )
         yield m.Progress(source, through, caught_up=True)
+
+    def _state(self, rank: int) -> str:
+        """Of a rank's main thread, as far as a dump tells of it."""
+        if self.job.members[rank].dump is None:
+            return NO_DUMP
+        return NOT_BEGUN if rank in self._not_begun else "unknown"
 
     def _comm(self, source: int, comm: int, group: Group, part: Part) -> m.CommInfo:
         name, ranks = group.key

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nccluprobe.importers.fr_dump import COMPLETED, SCHEDULED, Dump
+from nccluprobe.importers.fr_dump import COMPLETED, SCHEDULED, STARTED, Dump
 from nccluprobe.importers.fr_names import COALESCED, Operation, datatype, operation
 from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.match.signature import SignatureTable
@@ -34,11 +34,27 @@ class Collectives:
     pending: int
     #: Whether none of the ranks can complete it without all others.
     needs_all: _Bools
+    #: Whether its device is seen to have begun it.
+    begun: _Bools
 
     @property
     def end(self) -> int:
         """The number that comes next."""
         return self.base + len(self.sig)
+
+    def begins(self, number: int) -> bool:
+        """Whether its device has begun the collective of this number."""
+        return self.base <= number < self.end and bool(self.begun[number - self.base])
+
+    def as_begun(self) -> Collectives | None:
+        """Without what its device has not begun; None: nothing is left."""
+        open_ = self.begun[self.pending - self.base :]
+        n = self.pending - self.base + (len(open_) if open_.all() else int(np.argmin(open_)))
+        if n == 0:
+            return None
+        sig, t, record = self.sig[:n], self.t[:n], self.record[:n]
+        needs_all, begun = self.needs_all[:n], self.begun[:n]
+        return Collectives(self.base, sig, t, record, self.pending, needs_all, begun)
 
     def unseen(self, complete: int) -> int:
         """Calls that are complete, and not as this rank knows.
@@ -52,7 +68,7 @@ class Collectives:
 
 @dataclass
 class Transfers:
-    """Sends and receives in order; ``done``: complete."""
+    """Sends and receives in order; ``done``: complete; ``begun``: on the device, as far as seen."""
 
     send: _Bools
     peer: Int32
@@ -60,6 +76,16 @@ class Transfers:
     t: Int64
     record: Int64
     done: _Bools
+    begun: _Bools
+
+    def as_begun(self) -> Transfers | None:
+        """Without what its device has not begun; None: nothing is left."""
+        keep = self.done | self.begun
+        if not keep.any():
+            return None
+        send, done, begun = (x[keep] for x in (self.send, self.done, self.begun))
+        peer, sig, t, record = self.peer[keep], self.sig[keep], self.t[keep], self.record[keep]
+        return Transfers(send, peer, sig, t, record, done, begun)
 
 
 class Calls:
@@ -192,15 +218,16 @@ class Calls:
         base, end = int(seq[0]), int(seq[-1]) + 1
         record, t = d.record[picked], d.created[picked]
         needs_all = self._needs_all[d.name[picked]]
+        begun = self.state[picked] >= STARTED
         if end - base != len(seq):
             at = seq - base
             filled = np.zeros(end - base, np.int32)
             filled[at] = sigs
             after = np.searchsorted(seq, np.arange(base, end))
             sigs, t, record = filled, t[after], record[after]
-            needs_all = np.isin(np.arange(base, end), seq[needs_all])
+            needs_all, begun = (_spread(x, at, end - base) for x in (needs_all, begun))
         pending = int(waiting.min()) if len(waiting) else end
-        return Collectives(base, sigs, t, record, max(base, pending), needs_all)
+        return Collectives(base, sigs, t, record, max(base, pending), needs_all, begun)
 
     def transfers(
         self, group: int, nranks: int, status: tuple[int, int] | None
@@ -226,6 +253,7 @@ class Calls:
             t=d.created[rows],
             record=d.record[rows],
             done=done,
+            begun=self.state[rows] >= STARTED,
         )
 
     def entered(self, group: int) -> int:
@@ -267,6 +295,13 @@ class Calls:
         return self.table.intern_call(
             op.api, None if count is None else count * per_element, type_name, None, None
         )
+
+
+def _spread(values: _Bools, at: Int64, n: int) -> _Bools:
+    """Values at their places among ``n``, False where there is none."""
+    found = np.zeros(n, np.bool_)
+    found[at] = values
+    return found
 
 
 def _alike(rows: list[int], numbers: Int64) -> list[int]:

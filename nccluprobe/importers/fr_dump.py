@@ -79,6 +79,8 @@ class Dump:
     newest: int = 0
     #: Shortest timeout of what is not complete; 0: none.
     timeout_ms: int = 0
+    #: Whether it is noticed when an operation begins (TORCH_NCCL_ENABLE_TIMING).
+    timed: bool = False
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -179,6 +181,7 @@ def _dump(content: dict[Any, Any]) -> Dump:
         nccl_version=version[:40] if isinstance(version, str) else None,
         groups=_groups(content.get("pg_config")),
         status=_status(content.get("pg_status")),
+        timed=_is_timed(content.get("pg_status")),
     )
     if entries:
         _columns(dump, entries)
@@ -229,6 +232,13 @@ def _status(status: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _is_timed(status: Any) -> bool:
+    """Whether the status tells of operations that have begun."""
+    groups = status.values() if isinstance(status, dict) else ()
+    begun = [g.get("last_started_collective") for g in groups if isinstance(g, dict)]
+    return any(type(n) is int and n >= 0 for n in begun)
+
+
 class _Numbers(dict[Any, int]):
     """Values -> small numbers, in order of coming."""
 
@@ -271,6 +281,7 @@ _FIELDS: dict[str, Any] = {
     "output_sizes": (),
     "state": "scheduled",
     "time_created_ns": 0,
+    "time_discovered_started_ns": None,
     "time_discovered_completed_ns": None,
     "timeout_ms": 0,
     "op_id": 0,
@@ -298,7 +309,7 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     (record, seq, p2p_seq, is_p2p, pg_id, pg, name, in_types, out_types, in_sizes, out_sizes) = (
         columns := list(zip(*rows, strict=True))
     )[:11]
-    state, created, completed, timeout, op = columns[11:]
+    state, created, begun, completed, timeout, op = columns[11:]
     groups, names, datatypes, elements = _Numbers(), _Numbers(), _Numbers(), _Elements()
     dump.record = _int64(record)
     dump.seq = _int64(seq)
@@ -319,6 +330,7 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.ended = _int64([t or 0 for t in completed])
     dump.newest = max(int(dump.created.max()), *(_checked(t) for t in {*completed} - {None}), 0)
     limits = {t for t, s in zip(timeout, dump.state.tolist(), strict=True) if s != COMPLETED}
+    dump.timed = dump.timed or any(t is not None for t in begun)
     dump.timeout_ms = min((_checked(t) for t in limits - {None, 0}), default=0)
     if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
         raise TypeError("a name is no text")

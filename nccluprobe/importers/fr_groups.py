@@ -73,10 +73,26 @@ def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> s
     ``telling``: those whose file says so by itself, as it is empty or cut short.
     """
     groups = list(groups)
+    oldest, away = _waits(groups)
+    if blind(groups) or away - unknown:
+        unknown = telling
+    found: set[int] = set()
+    for lacks in oldest.values():
+        if lacks and lacks <= unknown:
+            found |= lacks
+    return found
+
+
+def explained(groups: Iterable[Group]) -> bool:
+    """Whether some rank explains what others wait in: it does not come, or does not see."""
+    groups = list(groups)
+    return bool(blind(groups) or _waits(groups)[1])
+
+
+def _waits(groups: Iterable[Group]) -> tuple[dict[int, set[int]], set[int]]:
+    """(rank -> whom the oldest call that it waits in lacks, who is lacked and does not wait)."""
     oldest: dict[int, tuple[int, set[int]]] = {}
     absent: set[int] = set()
-    if blind(groups):
-        unknown = telling
     for group in groups:
         ranks = group.key[1]
         for rank, part in group.parts.items():
@@ -85,13 +101,7 @@ def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> s
                 absent |= lacks
                 if rank not in oldest or record < oldest[rank][0]:
                     oldest[rank] = record, lacks
-    if absent - unknown - oldest.keys():
-        unknown = telling  # a rank that waits for nobody did not come
-    found: set[int] = set()
-    for _, lacks in oldest.values():
-        if lacks and lacks <= unknown:
-            found |= lacks
-    return found
+    return {rank: lacks for rank, (_, lacks) in oldest.items()}, absent - oldest.keys()
 
 
 def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]]) -> bool:

@@ -275,6 +275,7 @@ _STRENGTH = (
     "partner_gone_past",
     "rank_alive_but_not_entered",
     "rank_left_no_dump",
+    "rank_device_not_begun",
     "rank_inside_other_call",
     "rank_waiting_elsewhere",
     "probe_event_loss_possible",

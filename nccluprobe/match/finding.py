@@ -35,6 +35,7 @@ RESERVED_HANG_TYPES: dict[str, str] = {}
 REASONS: dict[str, str] = {
     "rank_alive_but_not_entered": "its process lives and is observed, and has not made the call",
     "rank_left_no_dump": "it left no whole dump, and nothing else explains what others wait for",
+    "rank_device_not_begun": "its host has queued the call, and its device has not begun it",
     "rank_exit_or_crash_suspected": "its process ended by a signal or with a code other than 0",
     "rank_exited": "its process ended; with code 0, or the code is not known",
     "rank_waiting_elsewhere": "it waits itself, in a collective of another communicator",

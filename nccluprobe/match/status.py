@@ -16,6 +16,10 @@ UNKNOWN_CLOCK = 1 * SECOND
 
 #: State of the main thread of a rank that left no dump, and that others wait for.
 NO_DUMP = "no_dump"
+#: State of the main thread of a rank that has queued its calls, and whose device begins none.
+NOT_BEGUN = "not_begun"
+
+_BY_STATE = {NO_DUMP: "rank_left_no_dump", NOT_BEGUN: "rank_device_not_begun"}
 
 #: So many ranks' alignments are told in a finding.
 _KEPT = 64
@@ -63,8 +67,8 @@ def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | Non
 
 def absent_reason(p: Process) -> str:
     """Why a rank that has not ended did not come, as far as can be told at once."""
-    left_none = p.coverage is not None and p.coverage.main == NO_DUMP
-    return "rank_left_no_dump" if left_none else "rank_alive_but_not_entered"
+    main = None if p.coverage is None else p.coverage.main
+    return _BY_STATE.get(main or "", "rank_alive_but_not_entered")
 
 
 def end_reason(p: Process) -> str:

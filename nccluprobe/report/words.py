@@ -30,6 +30,8 @@ def why(status: dict[str, Any]) -> str:
         return f"its process exited with code {status['exit_code']}"
     if reason == "rank_left_no_dump":
         return "it left no whole dump: it is stuck or gone, and nothing else explains the wait"
+    if reason == "rank_device_not_begun":
+        return "its host has queued the call, and its device has not begun it"
     if reason == "rank_exited":
         code = status.get("exit_code")
         return f"its process exited with code {code}" if code == 0 else "its process is gone"

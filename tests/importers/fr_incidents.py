@@ -262,9 +262,10 @@ class Writer:
         # The watchdog goes through what is open in order, and notes what it finds done.
         done = [w for w in works if w[1].done <= self.known]
         done.sort(key=lambda w: (w[1].done // _POLL, w[1].queued))
+        begun = [w for w in works if self.form.timing and w[1].ready <= self.known]
         return {
             "last_enqueued_collective": number(works[-1]) if works else offset,
-            "last_started_collective": -1,
+            "last_started_collective": number(begun[-1]) if begun else -1,
             "last_completed_collective": number(done[-1]) if done else offset,
         }
 
@@ -310,6 +311,7 @@ FORMS: dict[str, Callable[[], Form]] = {
     "full": lambda: Form(active_only=False, timing=True, name="nccl_trace_rank_{}"),
     "ring": lambda: Form(active_only=False, ring=40, name="node0_nccl_trace_rank_{}.json",
                          as_json=True, version="2.10"),
+    "timed": lambda: Form(timing=True),
     "bare": lambda: Form(status=False),
     "eager": lambda: Form(eager=True),
     "lost": lambda: Form(lost=2),
