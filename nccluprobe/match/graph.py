@@ -19,8 +19,8 @@ from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import is_silent
-from nccluprobe.match.waits import Wait, entry_of
-from nccluprobe.match.zeros import shifted_by_zero
+from nccluprobe.match.waits import Wait, entry_of, seen_in
+from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
 _GAVE_UP = 10 * SECOND
@@ -55,6 +55,8 @@ class Graph:
     #: Findings of calls on two communicators in orders that exclude each other.
     orders: Sequence[Finding] = ()
     cycles: list[Cycle] = field(default_factory=list)
+    #: Calls that streams hold up each other at, and who made one of count 0 before.
+    zeros: list[tuple[Wait, Endpoint]] = field(default_factory=list)
     causes: dict[int, frozenset[Cause]] = field(default_factory=dict)  # by id(wait)
     #: actor -> waits that it sits in, oldest first
     blockers: dict[Actor, list[Wait]] = field(default_factory=dict)
@@ -231,9 +233,12 @@ class Graph:
             waits = (*waits, *self._uneven(waits))
         heads = {e.actor for w in waits for e in w.entered if e.actor in (w.heads or ())}
         everyone = frozenset(actors) | heads
-        shifted = {e.actor for w in waits for e in shifted_by_zero(w)} & everyone
+        shifted = {e.actor for w in waits for e in (*shifted_by_zero(w), *w.skipped)} & everyone
         if shifted:  # it has gone past what it lacks
             return {Cause("rank", a) for a in shifted}
+        if ahead := [(w, e) for w in waits for e in ahead_by_zero(w) if e.actor in everyone]:
+            self.zeros.append(ahead[0])
+            return {Cause("zero", len(self.zeros) - 1)}
         actors = actors or tuple(sorted(heads, key=repr))
         hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
         here = {id(w) for w in waits}
@@ -242,7 +247,7 @@ class Graph:
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         causes = outside or {Cause("rank", a) for a in free}
         if (extra := extra_call(waits, self.waits, causes)) is not None:
-            few = tuple(e.actor for e in extra[0].entered)
+            few = tuple(e.actor for e in seen_in(extra[0]))
             if gone := [a for a in few if host_of(self.endpoint_of[a]) is Host.AWAY]:
                 return {Cause("rank", a) for a in gone}
             others = {*few, *(e.actor for e in extra[0].absent)}
@@ -337,7 +342,7 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     """
     odd = odd_call(waits)
     if odd is not None:
-        sides = [{e.actor for e in x} for x in (odd.entered, odd.absent)]
+        sides = [{e.actor for e in x} for x in (seen_in(odd), odd.absent)]
         few, many = sorted(sides, key=len)
         return tuple(sorted(few, key=repr)) if len(few) < len(many) and few <= actors else ()
     # What only the streams tell is between these, unless there is nothing else.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.status import end_reason, ended_abruptly, rank_status, ranks_text
+from nccluprobe.match.waits import seen_in
 
 if TYPE_CHECKING:
     from nccluprobe.match.communicator import CommKey
@@ -138,10 +139,11 @@ def _is_tie(w: Wait, f: Finding) -> bool:
 
 
 def _extra(w: Wait, f: Finding) -> None:
-    ranks = [e.comm_rank for e in w.entered if e.comm_rank is not None]
+    made = seen_in(w)
+    ranks = [e.comm_rank for e in made if e.comm_rank is not None]
     others = ranks_text([e.comm_rank for e in w.absent if e.comm_rank is not None])
     f.hang_type = "skipped_or_extra_call"
-    f.culprits = tuple(e.process.who for e in w.entered)
+    f.culprits = tuple(e.process.who for e in made)
     f.details |= {
         "reason": "call_extra",
         "confidence": "inferred",

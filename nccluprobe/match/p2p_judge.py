@@ -18,7 +18,7 @@ from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_loss import guessed, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
-from nccluprobe.match.p2p_past import Heads
+from nccluprobe.match.p2p_past import Heads, left_out_call
 from nccluprobe.match.p2p_queue import SIG, Side
 from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
@@ -26,7 +26,6 @@ from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
 from nccluprobe.match.waits import Wait
-from nccluprobe.match.zeros import zero_before
 
 #: NCCL's buffer between two ranks holds 8 messages, or parts of them.
 _STEPS = 8
@@ -293,7 +292,7 @@ class Judge:
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
             return False
-        if e.entered <= own.entered or zero_before(self.comm, own, own.entered):
+        if e.entered <= own.entered or left_out_call(self.comm, own, self.sides):
             return False
         return e.inside() is not None or until - self.last(e) >= self.ctx.options.missing_after
 

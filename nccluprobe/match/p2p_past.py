@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device import Stall
 from nccluprobe.match.device_ops import Part, Stream
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At
+from nccluprobe.match.p2p_queue import IDX as P2P_IDX
 from nccluprobe.match.p2p_queue import STREAM, Side
 from nccluprobe.match.p2p_units import Unit
+from nccluprobe.match.tail import IDX, ORD
+from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
 
@@ -73,11 +77,11 @@ class Heads:
         """What has to end before an operation at the head of its stream can.
 
         Of calls that were not made, those of the waiting rank only: any other may be
-        the one that was left out.  Nor those that it has made with count 0.
+        the one that was left out.  Nor those that it has left out, or made with count 0.
         """
         found: list[Stall] = []
         for e in s.lack.missing:
-            if e.actor == own.actor and not any(_made_with_zero(p, e) for p in s.parts):
+            if e.actor == own.actor and not any(self._left_out(p, e) for p in s.parts):
                 found += self._before_next(e)
         for e in s.lack.held:
             found += self._inside.get(id(e), [])
@@ -85,6 +89,14 @@ class Heads:
             for stream in node.streams:
                 found += self._at.get(stream, [])
         return found
+
+    def _left_out(self, p: Part, e: Endpoint) -> bool:
+        """Whether an endpoint has gone past its part of a call."""
+        if p.message is not None:
+            return False
+        if zero_before(p.comm, e, p.slot) is not None:
+            return True
+        return p.slot == e.entered and left_out_call(p.comm, e, self.sides)
 
     def _before_next(self, e: Endpoint) -> list[Stall]:
         """What the next call of an endpoint would stand behind."""
@@ -100,6 +112,39 @@ class Heads:
         return max(used.pop(), 0) if len(used) == 1 else None
 
 
-def _made_with_zero(p: Part, e: Endpoint) -> bool:
-    """Whether an endpoint has gone past its part of a call, by one of count 0."""
-    return p.message is None and zero_before(p.comm, e, p.slot) is not None
+def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At, Side]) -> None:
+    """Tell of collectives who has left them out, and sits in a send or receive after them."""
+    sits = {(w.comm.key, e.actor): w for w in waits for e in w.entered}
+    for call in known:
+        for e in call.absent if call.seq is not None else ():
+            w = sits.get((call.comm.key, e.actor))
+            last = -1 if e.last_idx is None else e.last_idx
+            if w is None or call.at != (e.entered,) or min(w.calls, default=-1) <= last:
+                continue
+            if left_out_call(call.comm, e, sides):
+                call.skipped.append(e)
+
+
+def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -> bool:
+    """Whether a rank in a send or receive has left out the call before, not its peer its half.
+
+    It passed count 0 there; or the others, who run the same code with other peers, make
+    their sends and receives of this step only after that call, and none before.
+    """
+    if zero_before(comm, own, own.entered):
+        return True
+    before = after = False
+    for e in comm.members():
+        side = sides.get((e.info.source, e.info.id))
+        if e is own or side is None or e.entered <= own.entered:
+            continue
+        order = own.entered - (e.entered - e.next_ord)
+        idx = {n: i for n, i in e.tail.rows()[:, [ORD, IDX]].tolist() if abs(n - order) <= 1}
+        if order not in idx or (order and order - 1 not in idx):
+            continue
+        made = side.recent()[:, P2P_IDX]
+        made = made[made > idx.get(order - 1, -1)]
+        before |= bool((made < idx[order]).any())
+        made = made[made > idx[order]]
+        after |= bool((made < idx.get(order + 1, made.max(initial=0) + 1)).any())
+    return after and not before

@@ -47,8 +47,8 @@ def _verdict(
         return None
     sends = 1 if op.send else 0
     wanted = (lacks[0] + 1 - sends, lacks[1] + sends)
-    if has == own and wanted == usual:
-        return SKIPPED
+    if has == own and wanted[0] <= usual[0] and wanted[1] <= usual[1]:
+        return SKIPPED  # this one, and others perhaps
     if lacks == usual and has == (own[0] + sends, own[1] + 1 - sends):
         return EXTRA
     return None
@@ -131,7 +131,10 @@ def _between_collectives(
     theirs = found.pop(lacks.comm_rank or 0, None)
     if mine is None or theirs is None:
         return None
-    usual = _most(s for s in found.values() if s is not None)
+    others = [s for s in found.values() if s is not None]
+    if not any(theirs) and len(others) > 1 and all(map(any, others)):
+        return SKIPPED  # alone it made none there: all of the step, or one collective too many
+    usual = _most(others)
     return _verdict(op, mine, theirs, usual, usual)
 
 

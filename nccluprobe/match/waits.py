@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
@@ -51,6 +52,8 @@ class Wait:
     weak: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
     held: list[Endpoint] = field(default_factory=list)
+    #: Of the absent: who has left it out, and gone on.
+    skipped: list[Endpoint] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[Hashable, ...]:
@@ -61,6 +64,15 @@ class Wait:
     def waiting(self) -> frozenset[Hashable]:
         """Actors that wait in it."""
         return frozenset(e.actor for e in self.entered)
+
+
+def seen_in(w: Wait) -> tuple[Endpoint, ...]:
+    """Of who entered a collective, those of whom that is seen; all, where nobody's record is left.
+
+    Of others the record is lost, or that they made the call is only supposed.
+    """
+    seen = tuple(e for e in w.entered if e.sig_at(w.at[0]) != m.SIG_LOST)
+    return seen or w.entered
 
 
 def entry_of(w: Wait, e: Endpoint) -> int:

@@ -30,7 +30,7 @@ ABSENT = frozenset({"collective_missing_enter", "p2p_unmatched", "comm_init_miss
 DIFFERS = frozenset({"collective_mismatch"})
 SHIFTED = frozenset({"skipped_or_extra_call"})
 #: A call left out, or made in the wrong order, can look alike.
-ORDER = frozenset({"cross_comm_order_inversion"})
+ORDER = frozenset({"cross_comm_order_inversion", "p2p_order_inversion"})
 MESSAGES = frozenset({"p2p_unmatched", "p2p_mismatch", "p2p_order_inversion"})
 
 
@@ -169,7 +169,7 @@ def _swapped(b: Breaker) -> Truth:
     r, t, i = b.rng.choice(found)
     code = b.program.code[r][t]
     code[i], code[i + 1] = code[i + 1], code[i]
-    types = ORDER | frozenset({"collective_missing_enter"})
+    types = frozenset({"cross_comm_order_inversion", "collective_missing_enter"})
     return Truth("swapped", types, frozenset({r}), unnamed=True)
 
 

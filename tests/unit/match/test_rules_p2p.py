@@ -205,3 +205,56 @@ def test_few_sends_are_kept_where_nobody_can_be_compared() -> None:
     run.scan()
     (side,) = run.analysis.matcher.p2p.sides.values()
     assert side.queue(True, 1).n <= 4096 and side.queue(True, 1).end == 5000
+
+
+def one_collective_less(step: str) -> list[tuple[str, list[int]]]:
+    """Rank 1 stands in a receive and lacks the call before; rank 2 sends ``step`` that call."""
+    job = Job()
+    comms = job.world(4)
+    for i in range(5):
+        for c in comms:
+            c.proc.call(c, AR, 1.0 + 0.1 * i, stream=0)
+    if step == "before":
+        post(comms[2], SEND, 3, 1.9)
+        post(comms[3], RECV, 2, 1.9)
+    for r in (0, 2, 3):
+        comms[r].proc.call(comms[r], AR, 2.0, stream=0)
+    if step == "after":
+        comms[2].proc.enter(comms[2], SEND, 2.1, peer=3, count=BIG, stream=0)
+    comms[1].proc.enter(comms[1], RECV, 2.1, peer=0, count=BIG, stream=0)
+    cover(job.procs, 400)
+    return roots(analyze_job(job))
+
+
+def test_who_sends_and_receives_before_a_call_that_others_make_first_has_left_it_out() -> None:
+    assert one_collective_less("after") == [("rank_inside_other_call", [1])]
+
+
+@pytest.mark.parametrize("step", ["before", "never"])
+def test_else_its_peer_has_left_out_its_half(step: str) -> None:
+    assert one_collective_less(step) == [("partner_gone_past", [0])]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_who_alone_makes_nothing_of_a_step_has_left_it_out(made: bool) -> None:
+    """Between two collectives all send to the next rank; rank 0 twice, as the first.
+
+    ``made``: rank 1 makes its own sends, and lacks the receives only.
+    """
+    job = Job()
+    comms = job.world(5)
+    for c in comms:
+        c.proc.call(c, AR, 1.0, stream=0)
+    for r, c in enumerate(comms):
+        if r and r != 1:
+            post(c, RECV, r - 1, 2.0 + 0.01 * r)
+        if r == 0 or (r == 1 and made):
+            post(c, SEND, r + 1, 2.0)
+            post(c, SEND, r + 1, 2.1)
+        elif 1 < r < 4:
+            post(c, SEND, r + 1, 2.1)
+    for c in comms:
+        c.proc.call(c, AR, 3.0, stream=0)
+    cover(job.procs, 500)
+    found = [x for x in roots(analyze_job(job)) if x[0] == "partner_gone_past"]
+    assert ([named for _, named in found] == [[1], [1]]) is not made
