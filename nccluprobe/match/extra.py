@@ -19,7 +19,8 @@ class Cause(NamedTuple):
     may wait for others.  ``silent``: an actor that is not observed.  ``phase``: an
     actor that has declared why it does not come.  ``cycle``:
     actors that wait for each other (key: number of the cycle).  ``stuck``: a call
-    that lacks nobody and is not complete (key: its communicator).
+    that lacks nobody and is not complete (key: its communicator).  ``zero``: a call of
+    count 0 that put its rank ahead of the others (key: number of it).
     """
 
     kind: str

@@ -24,6 +24,7 @@ from nccluprobe.match.process import Actor
 from nccluprobe.match.stuck import stall_finding
 from nccluprobe.match.suppose import behind
 from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import zero_finding
 
 #: Findings that explain why a rank does not come to a collective elsewhere.
 _STOPS = frozenset(
@@ -151,6 +152,10 @@ class _Roles:
         for cycle in self.graph.cycles:
             if (f := cycle_finding(cycle, self.context)) is not None:
                 self._of_cause[Cause("cycle", cycle.number)] = f
+                made.append(f)
+        for n, (w, e) in enumerate(self.graph.zeros):
+            if (f := zero_finding(w, e, self.context(w.comm))) is not None:
+                self._of_cause[Cause("zero", n)] = f
                 made.append(f)
         for stall in self.stalls:
             behind = [

@@ -26,6 +26,7 @@ from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.process import Actor
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import zero_before
 
 
 @dataclass
@@ -223,7 +224,7 @@ def _deadlock(
     sides: Mapping[At, Side],
     orders: Sequence[Finding],
 ) -> Finding | None:
-    if any(uneven(p.comm) for s in members for p in s.parts if p.message is None):
+    if any(uneven(p) for s in members for p in s.parts if p.message is None):
         return None  # one has made a call less: all that follows is shifted
     if not any(p.message for s in members for p in s.parts):
         hashes = {p.comm.key.hash for s in members for p in s.parts}
@@ -247,6 +248,9 @@ def _deadlock(
     return make.deadlock(comm, ctx, members, odd.endpoint if odd else None, quiet)
 
 
-def uneven(comm: Communicator) -> bool:
-    """Whether some members have made more calls than others."""
-    return len({e.entered for e in comm.members()}) > 1
+def uneven(part: Part) -> bool:
+    """Whether some members have made more calls than others, or one of count 0 before."""
+    members = part.comm.members()
+    if len({e.entered for e in members}) > 1:
+        return True
+    return any(zero_before(part.comm, e, part.slot) is not None for e in members)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.disagree import Decision
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.waits import Wait
 
 #: A call of count 0 explains an absence so many slots later: hosts run ahead that far.
@@ -41,6 +44,77 @@ def shifted_by_zero(w: Wait) -> list[Endpoint]:
     return [e for e in w.absent if zero_before(w.comm, e, w.at[0]) is not None]
 
 
+def ahead_by_zero(w: Wait) -> list[Endpoint]:
+    """Members that are not in a call that all have made, as one of count 0 put them ahead of it.
+
+    What it lacks of them stands where the others made the call after it.
+    """
+    if w.seq is None or not w.device or not w.comm.zero_calls:
+        return []
+    here = {id(e) for e in w.entered}
+    members = [e for e in w.comm.members() if id(e) not in here]
+    return [e for e in members if zero_before(w.comm, e, w.at[0]) is not None]
+
+
+def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
+    """A call of count 0 where it alone explains that streams hold up each other."""
+    zero = zero_before(w.comm, e, w.at[0])
+    waited = ctx.now - max(w.first, e.last_t)
+    if zero is None or e.comm_rank is None or waited < ctx.options.missing_after:
+        return None
+    comm, rank, call = w.comm, e.comm_rank, ctx.table[zero[1]]
+    lossy = any(x.lost or x.process.lost for x in comm.endpoints.values())
+    limit = ctx.options.silent_after
+    return Finding(
+        key=("zero", *comm.key, rank, zero[0]),
+        hang_type="collective_mismatch",
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=comm.seq(zero[0]),
+        detected_at=ctx.now,
+        details={
+            **required(
+                call.api,
+                comm.key.nranks,
+                [x.comm_rank for x in comm.members()],
+                "arguments_differ",
+                "reduced" if lossy else "inferred",
+                waited_s=seconds(waited),
+                lossy=lossy,
+            ),
+            "differs_in": ["count"],
+            "majority_comm_ranks": [x.comm_rank for x in comm.members() if x is not e],
+            "minority_comm_ranks": [rank],
+            "minority_rank_status": [
+                rank_status(comm, rank, e, ctx.now, limit, "arguments_differ")
+            ],
+            "comm_name": comm.name,
+            "instance": comm.key.instance,
+            "first_entered_unix_ns": w.first,
+            "explanation": _text(e, zero, ctx.table),
+            "summary": (
+                f"Rank {rank} called {call.text()} (call_idx {zero[2]}) on communicator "
+                f"{comm.label}, which NCCL discards: it is one call ahead of the others since, and "
+                f"the streams hold up each other at {w.label}."
+            ),
+        },
+        severity="error" if waited >= ctx.options.error_after else "notice",
+        role="root_cause",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, limit),
+        since=w.first,
+        culprits=(e.process.who,),
+        waiters=tuple(x.process.who for x in w.entered),
+    )
+
+
+def _text(e: Endpoint, zero: tuple[int, int, int | None], table: SignatureTable) -> str:
+    return (
+        f"rank {e.comm_rank} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
+        f"discards a call of count 0, so it takes no part in what the others wait in"
+    )
+
+
 def explain_zeros(waits: Iterable[Wait], table: SignatureTable) -> None:
     """Tell of absent ranks that passed count 0 before: that may be why they do not come."""
     for w in waits:
@@ -48,7 +122,4 @@ def explain_zeros(waits: Iterable[Wait], table: SignatureTable) -> None:
             zero = zero_before(w.comm, e, w.at[0])
             if zero is None or w.finding is None:
                 continue
-            w.finding.details["explanation"] = (
-                f"rank {e.comm_rank} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
-                f"discards a call of count 0, so it takes no part in what the others wait in"
-            )
+            w.finding.details["explanation"] = _text(e, zero, table)

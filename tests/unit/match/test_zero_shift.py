@@ -111,3 +111,75 @@ def test_calls_before_it_keep_their_places_on_the_devices(
     xs[0].proc.call(xs[0], AR, 3, stream=0)
     cover(job.procs, 400)
     assert stuck(job) == {(0, 1), (1, 1), (2, 1)}
+
+
+def crossing(until: float) -> Job:
+    """Rank 0 makes it; all have made as many calls, and a send stands before the last."""
+    job = Job()
+    xs = job.world(3)
+    t = shifted(job, [xs[1], xs[2], xs[0]], 3)
+    xs[0].proc.call(xs[0], SEND, t, peer=1, count=BIG, stream=0)
+    xs[1].proc.call(xs[1], RECV, t, peer=0, count=BIG, stream=0)
+    for i, c in enumerate([*xs, xs[0]]):
+        c.proc.call(c, AR, t + 0.1 + 0.01 * i, count=1024, stream=0)
+    cover(job.procs, until)
+    return job
+
+
+def test_streams_that_hold_up_each_other_because_of_it_are_no_order() -> None:
+    assert analyze_job(crossing(40)) == []
+    job = crossing(400)
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert (f.hang_type, f.severity) == ("collective_mismatch", "error")
+    assert [d["rank"] for d in f.named] == [0]
+    assert f.details["confidence"] == "inferred"
+    assert "count 0" in f.details["explanation"]
+    assert "one call ahead" in f.details["summary"]
+
+
+def test_nor_are_those_of_two_communicators() -> None:
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    t = shifted(job, xs, 3)
+    for c in (*ys, *xs):
+        c.proc.call(c, AR, t, count=1024, stream=0)
+    xs[2].proc.call(xs[2], AR, t + 0.1, count=1024, stream=0)
+    ys[0].proc.call(ys[0], AR, t + 0.2, count=1024, stream=0)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    (f,) = [f for f in found if f.role == "root_cause"]
+    assert (f.hang_type, [d["rank"] for d in f.named]) == ("collective_mismatch", [2])
+    assert {g.downstream_of for g in found if g is not f} == {f.id}
+
+
+def test_one_that_came_after_it_does_not_explain_an_order() -> None:
+    job = Job()
+    xs = job.world(2)
+    xs[0].proc.call(xs[0], SEND, 1.05, peer=1, count=BIG, stream=0)
+    for c in xs:
+        c.proc.call(c, AR, 1.1, count=1024, stream=0)
+    xs[1].proc.call(xs[1], RECV, 1.15, peer=0, count=BIG, stream=0)
+    for r, c in enumerate(xs):
+        for i, count in enumerate([1, 2, 3, 4] if r else [1, 2, 0, 3, 4]):
+            c.proc.call(c, AR, 1.2 + 0.1 * i, count=count, stream=0)
+    cover(job.procs, 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.named) == ("p2p_order_inversion", [])
+
+
+def test_one_that_did_no_harm_is_not_told() -> None:
+    """The call that the others wait in is one that it has come to."""
+    job = Job()
+    xs = job.world(3)
+    good = [1, 2, 3, 4, 5, 6]
+    for r, c in enumerate(xs):
+        for i, count in enumerate([*good[:3], 0, *good[3:]] if r == 2 else good):
+            c.proc.call(c, AR, 1 + 0.1 * i, count=count, stream=0)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    for c in (ys[0], ys[2]):
+        c.proc.call(c, AR, 3, stream=0)
+    job.procs[1].cover(0.5, 400, main="stopped")
+    for p in (job.procs[0], job.procs[2]):
+        p.cover(0.5, 400)
+    assert blamed(analyze_job(job)) == {1}
