@@ -19,7 +19,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.pending import Uses, is_quiet, waiting_members
 from nccluprobe.match.process import Inside, Process
-from nccluprobe.match.status import is_silent
+from nccluprobe.match.status import had_left, is_silent
 from nccluprobe.nccl.enums import IN_PROGRESS
 
 _KEPT = 10_000
@@ -265,16 +265,14 @@ class Inits:
         inside = {c.process.who for c in claims}
         job: dict[Hashable, Process] = {}
         for p in processes:
-            if p.info is None or p.who in inside or p.ended:
+            if p.info is None or p.who in inside or had_left(p, until, limit):
                 continue
             if p.info.run_id == ctx.run_id or context(p.source).job == ctx.job:
                 job.setdefault(p.who, p)
         elsewhere = list(job.values())
         f = text.missing(init.uid_hash, init.nranks, waiting, sorted(came), elsewhere, ctx)
         if polls:
-            others = [
-                p for p in elsewhere if 0 < p.first_coverage <= first and not p.lost_since(first)
-            ]
+            others = [p for p in elsewhere if self.uses.is_watched(p, first)]
             lack = init.nranks - len(came)
             if not self.uses.are_all_seen([c.process for c in claims], others, lack):
                 f.severity = "notice"  # they may have come where nobody looks

@@ -56,6 +56,12 @@ class Uses:
             e = parent
         return e.info.hash
 
+    def is_watched(self, p: Process, since: int) -> bool:
+        """Whether all that a process called since then was seen."""
+        known = [e.info.t for e in self.of_source.get(p.source, ())]
+        known += [p.first_coverage] if p.first_coverage else []
+        return min(known, default=since + 1) <= since and not p.lost_since(since)
+
     def are_all_seen(self, inside: Iterable[Process], others: Iterable[Process], n: int) -> bool:
         """Whether the ``n`` processes that lack in an initialisation must be among ``others``.
 

@@ -15,6 +15,7 @@ from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
     coverage_of,
     end_reason,
+    had_left,
     is_silent,
     process_facts,
     rank_status,
@@ -84,6 +85,8 @@ def judge_child(
         return None, None if back else _stuck(x)
     due = x.until - x.first >= ctx.options.missing_after
     finding = _finding(x) if due else None
+    if finding is not None and back and finding.details["confidence"] == "observed":
+        finding.details["confidence"] = "inferred"  # that they wait is not seen
     wait = Wait(
         comm=comm,
         label=f"{call.api} {child}",
@@ -162,7 +165,7 @@ def _finding(x: _Came) -> Finding:
     waited = x.until - x.first
     watched = [e for e in x.absent if e.process.ended or not is_silent(e.process, ctx.now, limit)]
     named = watched or x.absent
-    reasons = {e.comm_rank or 0: _reason(e, x.first, bool(watched)) for e in named}
+    reasons = {e.comm_rank or 0: _reason(e, x, bool(watched)) for e in named}
     unsure = ("rank_not_observed", "probe_event_loss_possible")
     blamed = any(r not in unsure for r in reasons.values()) and not x.may_stay
     missing = sorted(reasons)
@@ -183,7 +186,7 @@ def _finding(x: _Came) -> Finding:
         ]
     if x.new_ranks:
         details |= {"missing_new_ranks": x.new_ranks, "confidence": "inferred"}
-    ended = any(e.process.ended for e in watched)
+    ended = any(had_left(e.process, x.until, limit) for e in watched)
     error = (blamed and ended) or (
         waited >= ctx.options.error_after and (blamed or bool(x.new_ranks or x.may_stay))
     )
@@ -209,14 +212,14 @@ def _finding(x: _Came) -> Finding:
 _NEW = "ranks_not_in_init"
 
 
-def _reason(e: Endpoint, since: int, watched: bool) -> str:
+def _reason(e: Endpoint, x: _Came, watched: bool) -> str:
     if not watched:
         return "rank_not_observed"
-    if e.process.ended:
+    if had_left(e.process, x.until, x.ctx.options.silent_after):
         return end_reason(e.process)
     if e.end is not None:
         return "rank_ended_communicator"
-    if e.process.lost_since(since):
+    if e.process.lost_since(x.first):
         return "probe_event_loss_possible"
     return "rank_alive_but_not_entered"
 

@@ -79,6 +79,11 @@ def end_reason(p: Process) -> str:
     return "rank_exited"
 
 
+def had_left(p: Process, until: int, limit: int) -> bool:
+    """Whether a process ended while others waited on until then: not in one shutdown."""
+    return p.ended and p.end is not None and until - p.end.t > limit
+
+
 def ended_abruptly(p: Process) -> bool:
     """Whether it ended in a way that no orderly shutdown explains."""
     end = p.end

@@ -19,6 +19,7 @@ from nccluprobe.match.status import (
     absent_reason,
     coverage_of,
     end_reason,
+    had_left,
     inside_end,
     is_silent,
     rank_status,
@@ -101,7 +102,7 @@ def _finding(
     ctx: Context,
 ) -> Finding:
     waited, limit = until - first, ctx.options.silent_after
-    reasons = {e.comm_rank or 0: _reason(e, first, until) for e in absent}
+    reasons = {e.comm_rank or 0: _reason(e, first, until, limit) for e in absent}
     lossy = "probe_event_loss_possible" in reasons.values()
     unobserved = comm.unobserved()
     ranks, missing = sorted(e.comm_rank or 0 for e in entered), sorted(reasons)
@@ -144,11 +145,11 @@ def _finding(
     )
 
 
-def _reason(e: Endpoint, first: int, until: int) -> str:
+def _reason(e: Endpoint, first: int, until: int, limit: int) -> str:
     p = e.process
     if p.lost_since(first):
         return "probe_event_loss_possible"
-    if p.ended and p.end is not None and p.end.t < until:
+    if had_left(p, until, limit):
         return end_reason(p)
     return "rank_inside_other_call" if p.inside_now() is not None else absent_reason(p)
 

@@ -97,6 +97,29 @@ def test_another_communicator_with_ranks_that_are_not_traced_says_so_too() -> No
     assert "error" not in {f.severity for f in analyze_job(job)}
 
 
+@pytest.mark.parametrize(("how", "error"), [("together", True), ("earlier", False)])
+def test_all_have_ended_since(how: str, error: bool) -> None:
+    """Who went down with the others did not come before; who had left is no candidate."""
+    job, _, t = beside(range(3))
+    cover(job.procs[:3], t + 400)
+    gone = t + 400 if how == "together" else t + 30
+    job.procs[3].cover(0.5, gone)
+    job.procs[3].end(gone + 0.1, how="signaled", signal=15)
+    for p in job.procs[:3]:
+        p.end(t + 400.2, how="signaled", signal=15)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity) == (MISSING, "error" if error else "notice")
+    assert [c["rank"] for c in f.details["candidates"]] == ([3] if error else [])
+
+
+def test_who_has_lost_events_may_have_begun_it() -> None:
+    job, _, t = beside(range(3))
+    cover(job.procs[:3], t + 400)
+    job.procs[3].cover(0.5, t)
+    job.procs[3].cover(t + 1, t + 400, lost_kernel=1)
+    assert told(analyze_job(job)) == [(MISSING, "notice")]
+
+
 @pytest.mark.parametrize("api", ["ncclAllReduce", "ncclSend", "ncclCommSplit"])
 def test_a_communicator_that_is_used_is_there(api: str) -> None:
     """A partial view: the other rank of the pair is not traced."""
@@ -180,7 +203,7 @@ def test_a_split_that_a_part_of_the_parent_began(rc: int) -> None:
     (f,) = analyze_job(job)
     assert (f.hang_type, f.severity, f.role) == (MISSING, "error", "root_cause")
     assert [d["rank"] for d in f.named] == [3]
-    assert f.details["entered_comm_ranks"] == [0, 1, 2]
+    assert (f.details["entered_comm_ranks"], f.details["confidence"]) == ([0, 1, 2], "inferred")
 
 
 @pytest.mark.parametrize("more", [{"nonblocking": True, "rc": 0}, {"rc": IN_PROGRESS}])
@@ -206,6 +229,22 @@ def test_a_split_of_a_split() -> None:
     cover(job.procs, t + 400)
     (f,) = analyze_job(job)
     assert (f.comm_uid_hash, [d["rank"] for d in f.named]) == ("00000000000000dd", [3])
+
+
+@pytest.mark.parametrize(("left", "reason"), [
+    (0.1, "rank_alive_but_not_entered"), (300, "rank_exit_or_crash_suspected"),
+])  # fmt: skip
+def test_a_split_of_a_job_that_has_ended_since(left: float, reason: str) -> None:
+    job, comms, t = parents()
+    for c in comms[:3]:
+        split(c, t)
+    cover(job.procs[:3], t + 400)
+    comms[3].proc.cover(0.5, t + 400 - left)
+    for p in job.procs:
+        p.end(t + 400 + 0.1 - (left if p is comms[3].proc else 0), how="signaled", signal=15)
+    (f,) = analyze_job(job)
+    assert ([d["rank"] for d in f.named], f.severity) == ([3], "error")
+    assert f.details["reason"] == reason
 
 
 def test_splits_that_all_began() -> None:

@@ -124,7 +124,9 @@ def test_all_were_killed_in_the_end() -> None:
             line = {**at, "kind": "call", "dur": None, "rc": None, "end": "no_return"}
             c.proc.add(t + 400.1, line)
         c.proc.end(t + 400.2, how="signaled", signal=9)
-    assert told(analyze_job(job)) == [("nccl_missing_exit", "error", "root_cause", [3])]
+    (f,) = analyze_job(job)
+    assert told([f]) == [("nccl_missing_exit", "error", "root_cause", [3])]
+    assert f.details["reason"] == "rank_alive_but_not_entered"
 
 
 def test_lost_events_name_nobody() -> None:
