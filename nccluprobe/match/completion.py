@@ -14,9 +14,10 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.waits import Wait, entry_of
 
 #: Every member needs every other: nobody can complete a later one without all.
@@ -264,9 +265,9 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
         "complete_comm_ranks": sorted(b.peers),
         "calls_behind": b.by,
         "summary": (
-            f"Rank {rank} ({e.process.label()}) has not completed {api} #{comm.seq(b.slot)} of "
-            f"communicator {comm.label}, while rank{'s' if len(b.peers) > 1 else ''} "
-            f"{ranks_text(sorted(b.peers))} completed {b.by} "
+            f"{capital(named([e]))}, {e.process.place()}, has not completed {api} "
+            f"#{comm.seq(b.slot)} of communicator {comm.label}, while {numbers(b.peers)} "
+            f"completed {b.by} "
             f"call{'s' if b.by > 1 else ''} more{also}: its GPU has failed, or does not report."
         ),
     }

@@ -14,6 +14,7 @@ from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, rank_status
 from nccluprobe.match.waits import Wait
 
@@ -75,8 +76,8 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
         "left_rank_status": [status],
         "unobserved_comm_ranks": len(comm.unobserved()),
         "summary": (
-            f"Rank {rank} of communicator {comm.label} crashed or was killed when {w.label} may "
-            f"not have ended; "
+            f"{capital(named([e], f'communicator {comm.label}'))} crashed or was killed when "
+            f"{w.label} may not have ended; "
             + ("another member has" if len(ranks) == 1 else f"{len(ranks)} other members have")
             + f" not called NCCL for {seconds(waited):.1f} s since."
         ),

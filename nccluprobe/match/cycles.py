@@ -9,14 +9,13 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.graph import Cycle, odd_call
-from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.names import named
+from nccluprobe.match.status import coverage_of
 from nccluprobe.match.waits import Wait
 
 
 def _side(w: Wait) -> str:
-    ranks = ranks_text([e.comm_rank for e in w.entered if e.comm_rank is not None])
-    word = "rank" if len(w.entered) == 1 else "ranks"
-    return f"{word} {ranks} of communicator {w.comm.label} in {w.label}"
+    return f"{named(w.entered, f'communicator {w.comm.label}')} in {w.label}"
 
 
 def hypotheses(cycle: Cycle) -> list[str]:

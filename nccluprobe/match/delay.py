@@ -17,10 +17,11 @@ from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.lessons import waited_for_root
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.options import Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+from nccluprobe.match.status import coverage_of, rank_status
 
 _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
@@ -200,10 +201,10 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         "instance": comm.key.instance,
         "first_entered_unix_ns": wait.first,
         "summary": (
-            f"Rank {e.rank} ({endpoint.process.place()}) came "
+            f"{capital(named([endpoint]))}, {endpoint.process.place()}, came "
             f"{seconds(e.worst):.1f} s late to {signature.api} #{wait.seq} of communicator "
-            f"{comm.label}; rank{'s' if len(e.in_time) > 1 else ''} "
-            f"{ranks_text(sorted(e.in_time))} waited."
+            f"{comm.label}; "
+            f"{numbers(e.in_time)} waited."
         ),
     }
     idle = waited_for_root(signature, wait.times, ctx.options.late_after)

@@ -10,6 +10,7 @@ from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.process import Inside, Process
 from nccluprobe.match.status import coverage_of, process_facts, ranks_text
 from nccluprobe.match.waits import Wait
@@ -237,11 +238,10 @@ def relabel(waits: list[Wait], contexts: Mapping[CommKey, Context]) -> None:
         f.details["confidence"] = min(f.details["confidence"], "inferred", key=_CONFIDENCE.index)
         for status in f.details["missing_rank_status"]:
             status["reason"] = "call_not_returned"
-        ranks = ranks_text(f.details["missing_comm_ranks"])
         call = calls[0]
         assert call is not None
         f.details["summary"] = (
-            f"Rank{'s' if len(calls) > 1 else ''} {ranks} of communicator {w.comm.label} "
+            f"{capital(named(w.absent, f'communicator {w.comm.label}'))} "
             f"{'are' if len(calls) > 1 else 'is'} inside {call.api} for "
             f"{seconds(now - call.t):.1f} s, although all have entered it and the others have "
             f"returned; they wait in {w.label}."

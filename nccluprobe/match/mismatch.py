@@ -13,9 +13,10 @@ from nccluprobe.match.communicator import Communicator, Disagreement
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, SignatureTable, difference
-from nccluprobe.match.status import coverage_of, rank_status, ranks_text
+from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.zeros import note_zeros
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
@@ -283,9 +284,8 @@ def _summary(
     decision: Decision,
 ) -> str:
     where = f"#{d.seq} of communicator {comm.label}"
-    ranks = ranks_text(list(verdict.ranks))
-    rank = ("Rank " if len(verdict.ranks) == 1 else "Ranks ") + ranks
-    others = "ranks " + ranks_text(sorted(decision.reference))
+    rank = capital(named(e for e in comm.members() if e.comm_rank in verdict.ranks))
+    others = ("its " if " of the job" in rank else "") + numbers(decision.reference)
     shift = verdict.shift
     if shift is not None and decision.named:
         did = "left out" if shift.skip else "made an extra"
@@ -299,8 +299,6 @@ def _summary(
     if decision.named:
         return f"{rank} called {own.text()} where {others} called {model.text()}, at {where}."
     sides = " and ".join(
-        f"rank{'s' if len(call['comm_ranks']) > 1 else ''} "
-        f"{ranks_text(call['comm_ranks'])} called {call['signature']}"
-        for call in details["calls"]
+        f"{numbers(call['comm_ranks'])} called {call['signature']}" for call in details["calls"]
     )
     return f"At {where}, {sides}; nothing tells which side is wrong."

@@ -21,8 +21,9 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import named
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import coverage_of, ranks_text, unseen
+from nccluprobe.match.status import coverage_of, unseen
 from nccluprobe.match.waits import Wait
 
 #: Pairs of communicators looked at in one scan: more are of no help to a reader.
@@ -210,11 +211,10 @@ def excludes(waits: Iterable[Wait], orders: Iterable[Finding]) -> Finding | None
 
 
 def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:
-    ranks = ranks_text(sorted(o.x.comm_rank for o in side if o.x.comm_rank is not None))
     x = f"#{i.x.seq(i.slot)} of {i.x.label}"
     y = f"#{i.y.seq(i.other)} of {i.y.label}"
     one, two = (x, y) if first_x else (y, x)
-    return f"rank{'s' if len(side) > 1 else ''} {ranks} called {one} before {two}"
+    return f"{named(o.x for o in side)} called {one} before {two}"
 
 
 def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:

@@ -9,6 +9,7 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.p2p_pair import Pair, size_of
 from nccluprobe.match.p2p_queue import Op
 from nccluprobe.match.p2p_units import Open, Unit
@@ -117,7 +118,7 @@ def differing(
         several_shifts_fit=pair.several_fit,
     )
     text = (
-        f"Rank {c.src} called {_call(pair.send, table)} where rank {c.dst} called "
+        f"{capital(named([src]))} called {_call(pair.send, table)} where {named([dst])} called "
         f"{_call(pair.recv, table)}, pair #{pair.position} of communicator {comm.label}"
     )
     if same_bytes:
@@ -132,7 +133,7 @@ def differing(
         text += (
             "; neither side is the odd one."
             if odd is None
-            else (f"; rank {odd.comm_rank} differs from what it and its peers do otherwise.")
+            else (f"; {named([odd])} differs from what it and its peers do otherwise.")
         )
     details["summary"] = text
     return made(
@@ -185,13 +186,13 @@ def left_over(
     calls = f"{_call(op, table)}" + (f" ({len(ops)} calls)" if len(ops) > 1 else "")
     other = "receive" if op.send else "send"
     if extra:
-        text = f"Rank {has.comm_rank} made an extra {calls}"
-        text += f": rank {lacks.comm_rank} has no {other} for it"
+        text = f"{capital(named([has]))} made an extra {calls}"
+        text += f": {named([lacks])} has no {other} for it"
     else:
-        text = f"Rank {lacks.comm_rank} left out a {other}: rank {has.comm_rank} called {calls}"
+        text = f"{capital(named([lacks]))} left out a {other}: {named([has])} called {calls}"
         if culprit is None:
             text = (
-                f"Rank {has.comm_rank} called {calls} and rank {lacks.comm_rank} has no {other} "
+                f"{capital(named([has]))} called {calls} and {named([lacks])} has no {other} "
                 "for it: one made a call too many, or the other one too few"
             )
     after = "what follows on both sides is shifted by it" if shifted else "both have ended"
@@ -237,8 +238,9 @@ def misplaced(
         awaited_on_comm=there.key.hash,
     )
     details["summary"] = (
-        f"Rank {rank} called {_call(o.op, ctx.table)} on communicator {comm.label}, which nobody "
-        f"answers, and rank {peer} waits in {_call(other.op, ctx.table)}"
+        f"{capital(named([unit.endpoint]))} called {_call(o.op, ctx.table)} on communicator "
+        f"{comm.label}, which nobody answers, and {named([waiting.endpoint])} waits in "
+        f"{_call(other.op, ctx.table)}"
         + (f" on communicator {there.label}: " if there is not comm else ": ")
         + ("the two used different communicators." if same else "the call has the wrong peer.")
     )
@@ -333,17 +335,17 @@ def _unmatched_text(
 ) -> str:
     held = "is inside" if unit.hard is not None else "waits in"
     text = (
-        f"Rank {unit.endpoint.comm_rank} {held} {unit.label} of communicator {comm.label} "
+        f"{capital(named([unit.endpoint]))} {held} {unit.label} of communicator {comm.label} "
         f"for {details['waited_s']:.1f} s: "
     )
     if not reasons:
         return text + "its peer is not observed."
     if unit.endpoint in culprits:
-        ranks = ", ".join(map(str, sorted(reasons)))
-        return text + f"an extra call, rank {ranks} has done all that it did before."
+        have = "has" if len(reasons) == 1 else "have"
+        return text + f"an extra call, {numbers(reasons)} {have} done all that they did before."
     other = "receive" if unit.ops[0].op.send else "send"
     told = [
-        f"rank {r} {_WHY.get(why, why.replace('_', ' '))}"
-        for r, (_, why) in sorted(reasons.items())[:6]
+        f"{named([x]) if x.comm_rank == r else f'rank {r}'} {_WHY.get(why, why.replace('_', ' '))}"
+        for r, (x, why) in sorted(reasons.items())[:6]
     ]
     return text + f"the {other} is missing; " + ", ".join(told) + "."

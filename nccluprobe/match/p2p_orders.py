@@ -7,6 +7,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device import Stall
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.p2p_finding import WORD, base, made
 from nccluprobe.match.p2p_units import Unit
 
@@ -40,7 +41,7 @@ def inversion(
     )
     text = f"On communicator {comm.label}, {sides[0]} and {sides[1]}: each needs the other first."
     if odd is not None:
-        text += f" Rank {odd.comm_rank} did it in another order before."
+        text += f" {capital(named([odd]))} did it in another order before."
     details["summary"] = text
     return made(
         comm,
@@ -58,7 +59,7 @@ def inversion(
 def _side(u: Unit) -> str:
     inside = "is inside" if u.hard is not None else "was inside"
     held = inside if u.held is not None else "waits in"
-    return f"rank {u.endpoint.comm_rank} {held} {u.label}"
+    return f"{named([u.endpoint])} {held} {u.label}"
 
 
 def deadlock(
@@ -89,14 +90,14 @@ def deadlock(
             for s in stalls[:16]
         ],
     )
-    sides = "; ".join(f"rank {s.endpoint.comm_rank} in {stalled(s)}" for s in stalls[:4])
+    sides = "; ".join(f"{named([s.endpoint])} in {stalled(s)}" for s in stalls[:4])
     more = "" if len(stalls) <= 4 else f"; and {len(stalls) - 4} more"
     text = (
         f"The streams of {len(ranks)} ranks of communicator {comm.label} hold up each other: "
         f"{sides}{more}. Each has queued what the next one needs behind it."
     )
     if odd is not None:
-        text += f" Rank {odd.comm_rank} did it in another order before."
+        text += f" {capital(named([odd]))} did it in another order before."
     details["summary"] = text
     return made(
         comm,

@@ -12,9 +12,10 @@ from typing import Any
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.signature import SiteNames
 from nccluprobe.match.sitelog import Parting, majority
-from nccluprobe.match.status import coverage_of, ranks_text
+from nccluprobe.match.status import coverage_of
 from nccluprobe.match.waits import Wait
 
 #: A difference explains a hang so many slots later ...
@@ -92,7 +93,8 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
     others = [r for r in sorted(p.sites) if r not in ranks]
     most = majority(p.sites) or 0
     own = names[p.sites[ranks[0]]]
-    s = "s" if len(ranks) > 1 else ""
+    many = len(ranks) > 1
+    they = "they" if many else "it"
     api = f.details["api"]
     return Finding(
         key=("site", *comm.key, p.slot, tuple(ranks)),
@@ -120,10 +122,9 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
             "instance": comm.key.instance,
             "first_entered_unix_ns": w.first,
             "summary": (
-                f"Rank{s} {ranks_text(ranks)} came to #{p.seq} of communicator {comm.label} from "
-                f"call site {own}, ranks {ranks_text(others)} from call site {names[most]}: a "
-                f"call that only rank{s} {ranks_text(ranks)} made. Now rank{s} "
-                f"{ranks_text(ranks)} wait{'' if s else 's'} in {w.label}, for "
+                f"{capital(named(w.entered))} came to #{p.seq} of communicator {comm.label} from "
+                f"call site {own}, {numbers(others)} from call site {names[most]}: a call that "
+                f"only {they} made. Now {they} {'wait' if many else 'waits'} in {w.label}, for "
                 f"{seconds(max(0, ctx.now - w.first)):.1f} s, where the others have been already."
             ),
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nccluprobe.match import names
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import Children, Made, inside_child
 from nccluprobe.match.communicator import Communicator
@@ -177,7 +178,7 @@ def _finding(x: _Came) -> Finding:
             for e in named
         ],
         "confidence": "observed" if blamed else "none",
-        "summary": _summary(x, missing, waited),
+        "summary": _summary(x, named, waited),
     }
     if x.may_stay:
         details["left_out"] = x.may_stay
@@ -224,7 +225,7 @@ def _reason(e: Endpoint, x: _Came, watched: bool) -> str:
     return "rank_alive_but_not_entered"
 
 
-def _summary(x: _Came, missing: list[int], waited: int) -> str:
+def _summary(x: _Came, missing: list[Endpoint], waited: int) -> str:
     what = x.call.api.removeprefix("ncclComm").lower()
     where = f"{what} {x.child} of communicator {x.comm.label}"
     tail = (
@@ -237,8 +238,7 @@ def _summary(x: _Came, missing: list[int], waited: int) -> str:
     if x.may_stay:
         n = len(x.absent) - x.may_stay
         return (
-            f"{n} of ranks {ranks_text(missing)} did not enter {where}, which leaves out "
+            f"{n} of {names.named(missing)} did not enter {where}, which leaves out "
             f"{x.may_stay} of them: {tail}"
         )
-    s = "s" if len(missing) > 1 else ""
-    return f"Rank{s} {ranks_text(missing)} did not enter {where}: {tail}"
+    return f"{names.capital(names.named(missing))} did not enter {where}: {tail}"

@@ -14,6 +14,7 @@ from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
     absent_reason,
@@ -23,7 +24,6 @@ from nccluprobe.match.status import (
     inside_end,
     is_silent,
     rank_status,
-    ranks_text,
 )
 from nccluprobe.match.waits import Wait
 
@@ -126,7 +126,7 @@ def _finding(
         "inside_comm_ranks": ranks,
         "first_entered_unix_ns": first,
         "unobserved_comm_ranks": len(unobserved),
-        "summary": _summary(comm, api, ranks, absent, missing, waited),
+        "summary": _summary(comm, api, entered, absent, waited),
     }
     return Finding(
         key=("teardown", *comm.key, tuple(missing)),
@@ -157,16 +157,14 @@ def _reason(e: Endpoint, first: int, until: int, limit: int) -> str:
 def _summary(
     comm: Communicator,
     api: str,
-    ranks: list[int],
+    entered: tuple[Endpoint, ...],
     absent: list[Endpoint],
-    missing: list[int],
     waited: int,
 ) -> str:
-    many, are = len(ranks) > 1, len(missing) > 1
     text = (
-        f"Rank{'s' if many else ''} {ranks_text(ranks)} of communicator {comm.label} "
-        f"{'wait' if many else 'waits'} in {api} for {seconds(waited):.1f} s; "
-        f"rank{'s' if are else ''} {ranks_text(missing)} {'have' if are else 'has'} not called it"
+        f"{capital(named(entered, f'communicator {comm.label}'))} "
+        f"{'wait' if len(entered) > 1 else 'waits'} in {api} for {seconds(waited):.1f} s; "
+        f"{named(absent)} {'have' if len(absent) > 1 else 'has'} not called it"
     )
     doing = _doing(absent[0]) if len(absent) == 1 else None
     return text + (f": it {doing}." if doing else ".")

@@ -1,0 +1,36 @@
+"""Ranks in the sentences of findings: by their number in the job, where that is another one.
+
+A communicator numbers its members anew.  Who reads a report knows ranks of the job, and
+must not take one for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.status import ranks_text
+
+
+def numbers(ranks: Iterable[int]) -> str:
+    """``rank 5`` or ``ranks 0-2,5``."""
+    found = sorted(set(ranks))
+    return f"rank{'' if len(found) == 1 else 's'} {ranks_text(found)}"
+
+
+def named(members: Iterable[Endpoint], of: str = "") -> str:
+    """Members of a communicator, as ``rank 1``, or ``rank 5 of the job (rank 1 of ...)``.
+
+    ``of``: the communicator's name for people, said also where both numbers are one.
+    """
+    known = [(e.comm_rank, e.process.rank) for e in members if e.comm_rank is not None]
+    here = numbers(rank for rank, _ in known)
+    if any(job is None for _, job in known) or all(rank == job for rank, job in known):
+        return f"{here} of {of}" if of else here
+    there = numbers(job for _, job in known if job is not None)
+    return f"{there} of the job ({here} of {of or 'the communicator'})"
+
+
+def capital(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,70 @@
+"""Sentences name a rank of the job where the communicator numbers it otherwise."""
+
+from __future__ import annotations
+
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+HASH = "00000000000000aa"
+
+
+def upper_half(n: int = 2) -> tuple[Job, list[Comm]]:
+    """Ranks 4 and up of a job are ranks 0 and up of a communicator."""
+    job = Job()
+    for rank in range(n):
+        job.proc(4 + rank)
+    return job, [p.comm(HASH, rank, n) for rank, p in enumerate(job.procs)]
+
+
+def summary(job: Job, end: float, kind: str) -> str:
+    cover(job.procs, end)
+    found = next(f for f in analyze_job(job) if f.hang_type == kind)
+    return str(found.details["summary"])
+
+
+def test_a_receive_that_waits() -> None:
+    job, comms = upper_half()
+    end = steps(comms, 20)
+    comms[1].proc.enter(comms[1], "ncclRecv", end, peer=0)
+    text = summary(job, end + 400, "p2p_unmatched")
+    assert text.startswith("Rank 5 of the job (rank 1 of the communicator) is inside ncclRecv #0")
+    assert "; rank 4 of the job (rank 0 of the communicator) is alive and has not made it." in text
+
+
+def test_a_call_with_other_arguments() -> None:
+    job, comms = upper_half(3)
+    end = steps(comms, 20)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", end, count=7 if c is comms[1] else 1024)
+    text = summary(job, steps(comms, 20, start=end + 1) + 100, "collective_mismatch")
+    assert text.startswith("Rank 5 of the job (rank 1 of the communicator) called ncclAllReduce(")
+    assert " where its ranks 0,2 called " in text
+
+
+def test_a_rank_that_comes_late() -> None:
+    job, comms = upper_half()
+    end = steps(comms, 20)
+    comms[0].proc.call(comms[0], "ncclAllReduce", end)
+    comms[1].proc.call(comms[1], "ncclAllReduce", end + 40)
+    text = summary(job, steps(comms, 20, start=end + 41) + 100, "delayed_collective_enter")
+    assert text.startswith(
+        "Rank 5 of the job (rank 1 of the communicator), pid 1005 on node0, came 40.0 s late"
+    )
+
+
+def test_ranks_that_do_not_come_to_a_split() -> None:
+    job, comms = upper_half(4)
+    end = steps(comms, 20)
+    for c in comms[:2]:
+        c.proc.enter(c, "ncclCommSplit", end, color=0, key=0, ord=1)
+    text = summary(job, end + 400, "comm_init_missing_enter")
+    assert text.startswith("Ranks 6-7 of the job (ranks 2-3 of the communicator) did not enter")
+
+
+def test_one_number_is_said_once() -> None:
+    job = Job()
+    comms = job.world(2)
+    end = steps(comms, 20)
+    comms[1].proc.enter(comms[1], "ncclRecv", end, peer=0)
+    text = summary(job, end + 400, "p2p_unmatched")
+    assert text.startswith("Rank 1 is inside ncclRecv #0") and "of the job" not in text
