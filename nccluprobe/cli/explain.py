@@ -129,7 +129,8 @@ def _evidence(
 def _place(e: Endpoint) -> str:
     """Where it runs; its rank in the job where that is another number."""
     rank = e.process.rank
-    return e.process.place() if rank in (None, e.comm_rank) else f"global {e.process.label()}"
+    job = "" if rank in (None, e.comm_rank) else f"rank {rank} of the job, "
+    return job + e.process.place()
 
 
 def _state(e: Endpoint, now: int, text: str) -> str:

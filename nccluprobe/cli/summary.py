@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from nccluprobe.importers.run import Imported
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.pipeline import Analysis
-from nccluprobe.match.process import Who
+from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import is_silent, ranks_text
 from nccluprobe.match.waits import Wait
 from nccluprobe.report.text import Summary
@@ -17,6 +17,7 @@ from nccluprobe.trace.reader import TraceReader
 _LISTED = 5
 #: What is advised for a limit, as a part of what was waited.
 _SOME_LESS = 0.9
+_TRY = "try --missing-after"
 
 
 def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
@@ -53,27 +54,61 @@ def waiting_notes(matcher: Matcher) -> list[str]:
         )
     more = len(found) - _LISTED
     rest = [f"and {more} more waits without a finding"] if more > 0 else []
-    return found[:_LISTED] + rest + _shorter_limit(short, limit)
+    inside, lasting = _inside_notes(matcher, limit)
+    lasting += [(waited, all(e.process.ended for e in w.entered)) for w, waited in short]
+    return found[:_LISTED] + rest + inside + _shorter_limit(lasting, limit)
 
 
-def _shorter_limit(short: list[tuple[Wait, float]], limit: float) -> list[str]:
-    """What to do about waits that are no finding only because they are short so far."""
+def _inside_notes(matcher: Matcher, limit: float) -> tuple[list[str], list[tuple[float, bool]]]:
+    """Who is inside a call for long, and in no wait or finding that tells of it.
+
+    Beside it how long, where that is below the limit, s, and whether the process has ended.
+    """
+    told: set[Hashable] = set()
+    for w in matcher.waits:
+        told.update(e.process.who for e in (*w.entered, *w.absent))
+    for f in matcher.book.all():
+        told.update((*f.waiters, *f.culprits))
+    calls: dict[str, list[tuple[float, Process]]] = {}
+    for p in matcher.processes.values():
+        call = min((*p.all_inside(), *p.cut.values()), key=lambda c: c.t, default=None)
+        lasted = 0.0 if call is None else (matcher.now_of(p.source) - call.t) / 1e9
+        if call is not None and lasted >= 1 and p.who not in told:
+            calls.setdefault(call.api, []).append((lasted, p))
+    notes = [
+        f"inside {api} for {max(lasted for lasted, _ in some):.0f} s, no finding: "
+        + _several([p for _, p in some])
+        for api, some in sorted(calls.items())
+    ]
+    every = [(lasted, p.ended) for some in calls.values() for lasted, p in some]
+    return notes[:_LISTED], [x for x in every if x[0] < limit]
+
+
+def _several(processes: list[Process]) -> str:
+    """Processes by their ranks in the job, or, where those are not known, the first ones."""
+    ranks = sorted(p.rank for p in processes if p.rank is not None)
+    if len(set(ranks)) == len(processes):
+        return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of the job"
+    more = len(processes) - _LISTED
+    shown = "; ".join(p.label() for p in processes[:_LISTED])
+    return shown + (f"; and {more} more" if more > 0 else "")
+
+
+def _shorter_limit(short: list[tuple[float, bool]], limit: float) -> list[str]:
+    """What to do about waits that are no finding only because they are short so far.
+
+    ``short``: seconds, and whether who waited has ended.
+    """
     if not short:
         return []
-    longest = max(waited for _, waited in short)
+    longest = max(waited for waited, _ in short)
     # Some less than they have lasted: who came later is to be found waiting, too.
-    least = min(waited for _, waited in short if waited >= longest / 2)
+    least = min(waited for waited, _ in short if waited >= longest / 2)
     after = max(1, int(least * _SOME_LESS))
-    over = all(e.process.ended for w, _ in short for e in w.entered)
-    why = (
-        "; those who wait have ended, so it will never be that long here"
-        if over
-        else "; if the job still runs, wait until then"
-    )
-    return [
-        f"a wait is a finding from {limit:g} s on (--missing-after){why}: "
-        f"{'try' if over else 'or try'} --missing-after {after}"
-    ]
+    why = f"a wait is a finding from {limit:g} s on (--missing-after)"
+    if all(ended for _, ended in short):
+        return [f"{why}; who waited has ended, so none of these becomes one: {_TRY} {after}"]
+    return [f"{why}: wait until then if the job still runs, or {_TRY} {after}"]
 
 
 def phase_notes(matcher: Matcher) -> list[str]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.status import ranks_text
-from nccluprobe.report.words import ago, escape, why
+from nccluprobe.report.words import ago, doubts, escape, ranks_word, why
 
 WIDTH = 80
 _FOLD = 6
+_UNDECIDED = "waiting, cause not decidable"
 
 
 @dataclass
@@ -54,10 +54,6 @@ def _is_other(status: dict[str, Any]) -> bool:
     return status.get("global_rank") not in (None, status["comm_rank"])
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
-
-
 def _blamed(f: Finding, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the ranks that did not come, those that a root cause names."""
     if f.role != "root_cause":
@@ -74,7 +70,7 @@ def sentence(f: Finding) -> str:
         call += f" ({escape(d['comm_name'])})"
     statuses = d.get("missing_rank_status") or []
     entered = d.get("entered_comm_ranks") or []
-    undecided = "Waiting, and the cause is not decidable: " if d.get("idle") else ""
+    undecided = f"{_UNDECIDED.capitalize()}: " if d.get("idle") else ""
     by_calls = d.get("evidence") != "inspect"
     if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
@@ -88,13 +84,13 @@ def sentence(f: Finding) -> str:
             ranks = [s["comm_rank"] for s in waiting]
             elsewhere = all(s["reason"] == "rank_waiting_elsewhere" for s in waiting)
             they = "it waits" if len(ranks) == 1 else "they wait"
-            also = f"; {_ranks(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
+            also = f"; {ranks_word(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
         # Of the communicator, where the sentence has begun with a rank of the job.
         its = "its " if any(map(_is_other, statuses)) else ""
         who = who if undecided else f"{who[:1].upper()}{who[1:]}"
         return undecided + (
-            f"{who} did not enter {call}: {its}{_ranks(entered)} {verb} in it "
+            f"{who} did not enter {call}: {its}{ranks_word(entered)} {verb} in it "
             f"for {ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
@@ -105,8 +101,8 @@ def sentence(f: Finding) -> str:
 
 def _details(f: Finding) -> Iterable[str]:
     d = f.details
-    if f.role == "root_cause" and f.named:
-        shown = ", ".join(_named(who) for who in f.named[:_FOLD])
+    if f.role == "root_cause":
+        shown = ", ".join(_named(who) for who in f.named[:_FOLD]) or "no single rank"
         more = "" if len(f.named) <= _FOLD else f" and {len(f.named) - _FOLD} more"
         yield f"to blame: {shown}{more}"
     if where := _where(f):
@@ -120,7 +116,7 @@ def _details(f: Finding) -> Iterable[str]:
         yield f"{n} later call{' is' if n == 1 else 's are'} queued behind it"
     for key in ("note", "explanation"):
         if d.get(key):
-            yield str(d[key])
+            yield str(d[key]).removeprefix(f"{_UNDECIDED}: ")  # the sentence has said it
     for text in d.get("hypotheses") or ():
         yield f"perhaps: {text}"
     if d.get("several_shifts_fit"):
@@ -134,11 +130,10 @@ def _details(f: Finding) -> Iterable[str]:
         "reduced": "with reduced confidence",
         "none": "not known",
     }.get(d.get("confidence", ""), "")
-    reasons = "; ".join(_doubts(f))
-    yield (
-        f"how sure: {sure}{f' ({reasons})' if reasons else ''}; role "
-        f"{f.role.replace('_', ' ')}; severity {f.severity}"
-    )
+    reasons = "; ".join(doubts(f))
+    # Of an open cause or consequence the heading says which it is.
+    role = "" if f.role != "unknown" else "; cause or consequence: not known"
+    yield f"how sure: {sure}{f' ({reasons})' if reasons else ''}{role}; severity {f.severity}"
 
 
 def _named(who: dict[str, Any]) -> str:
@@ -157,21 +152,6 @@ def _where(f: Finding) -> str | None:
         all_of_them = "all observed" if seen == size else f"{seen} observed"
         parts.append(f"the communicator has {size} ranks, {all_of_them}")
     return "; ".join(parts) or None
-
-
-def _doubts(f: Finding) -> Iterable[str]:
-    """What the confidence is lowered by."""
-    c = f.coverage
-    if silent := c.get("collector_silent_comm_ranks"):
-        yield f"not observed, collector silent: {_ranks(silent)}"
-    if c.get("unobserved_comm_ranks"):
-        yield f"not traced: ranks {c['unobserved_comm_ranks']}"
-    if c.get("lost_events"):
-        yield f"{c['lost_events']} events lost"
-    if c.get("base") in ("aligned", "ambiguous", "unknown"):
-        yield f"numbers {c['base']}"
-    if c.get("cannot_see"):
-        yield "not seen: " + ", ".join(escape(x) for x in c["cannot_see"])
 
 
 def _alignment(f: Finding) -> Iterable[str]:
@@ -229,7 +209,9 @@ def _general_step(f: Finding) -> str | None:
     if f.hang_type in ("collective_all_ranks_stuck", "comm_init_stuck"):
         return "look at the GPUs and the network of these ranks (dmesg for Xid, NIC counters)"
     if f.hang_type in ("cross_comm_order_inversion", "p2p_order_inversion"):
-        return "make all ranks use the two in one order; explain shows the calls"
+        return (
+            f"make these calls in one order on all ranks; nccluprobe explain RUN {f.id} shows them"
+        )
     if f.hang_type == "comm_init_missing_enter":
         return "see that a process with each missing rank runs, and which unique id it got"
     if f.hang_type == "waiting_for_unobserved":

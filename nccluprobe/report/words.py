@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from nccluprobe.match.finding import REASONS, Finding
+from nccluprobe.match.status import ranks_text
+
+#: What a source of traces cannot see.
+_UNSEEN = {"graph_replay": "replays of CUDA graphs", "send_recv": "sends and receives"}
+#: How ranks that were attached late got the numbers of their calls.
+_PLACED = {
+    "aligned": "ranks attached late were placed by their calls",
+    "ambiguous": "ranks attached late were placed by a guess",
+    "unknown": "a rank that was attached late could not be placed",
+}
 
 
 def escape(text: object) -> str:
@@ -52,7 +65,7 @@ def why(status: dict[str, Any]) -> str:
     if reason == "ranks_not_in_init":
         return "not seen in the initialisation; it may not be traced"
     if reason != "rank_alive_but_not_entered":
-        return str(reason).replace("_", " ")
+        return REASONS.get(reason, escape(reason).replace("_", " "))
     if status.get("phase"):
         return (
             f"it is alive, and has declared the phase {escape(status['phase'])} "
@@ -69,3 +82,23 @@ def why(status: dict[str, Any]) -> str:
     if status.get("heartbeat") == "absent":
         return "it was alive and outside this call until its process ended"
     return "it is alive and outside this call" + (f": {where}" if where else "")
+
+
+def ranks_word(ranks: list[int]) -> str:
+    """``rank 5`` or ``ranks 0-2,5``."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
+
+
+def doubts(f: Finding) -> Iterable[str]:
+    """What keeps a finding from being certain, or was not seen at all."""
+    c = f.coverage
+    if silent := c.get("collector_silent_comm_ranks"):
+        yield f"not observed, collector silent: {ranks_word(silent)}"
+    if c.get("unobserved_comm_ranks"):
+        yield f"not traced: ranks {c['unobserved_comm_ranks']}"
+    if c.get("lost_events"):
+        yield f"{c['lost_events']} events lost"
+    if c.get("base") in _PLACED:
+        yield _PLACED[c["base"]]
+    if c.get("cannot_see"):
+        yield "not seen: " + ", ".join(_UNSEEN.get(x, escape(x)) for x in c["cannot_see"])

@@ -42,13 +42,34 @@ def test_a_short_wait_is_told_with_the_limit_that_makes_a_finding_of_it(
     code, text, _ = command("analyze", tmp_path)
     assert code == ExitCode.OK
     assert "No finding." in text and "waiting for 12 s, no finding: ranks 0-2" in text
-    assert ("those who wait have ended" in text) is ended
-    assert ("if the job still runs" in text) is not ended
+    assert ("who waited has ended" in text) is ended
+    assert ("wait until then if the job still runs" in text) is not ended
     advised = re.search(r"try --missing-after (\d+)", text)
     assert advised is not None
     code, text, _ = command("analyze", tmp_path, "--missing-after", advised[1])
     assert code == ExitCode.NOTICES
     assert "Rank 3" in text and "--missing-after" not in text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_ranks_that_are_all_inside_are_told_too(tmp_path: Path, ended: bool) -> None:
+    """Nobody is missing: no rank waits for another."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 10)
+    for c in comms:
+        c.proc.enter(c, "ncclAllReduce", t)
+    cover(job.procs, t + 30)
+    for p in job.procs if ended else ():
+        p.end(t + 30, "signaled", signal=9)
+    job.write(tmp_path)
+    code, text, _ = command("analyze", tmp_path)
+    assert code == ExitCode.OK
+    assert "inside ncclAllReduce for 30 s, no finding: ranks 0-3 of the job" in text
+    assert "try --missing-after 27" in text
+    if not ended:
+        code, text, _ = command("analyze", tmp_path, "--missing-after", 27)
+        assert code == ExitCode.NOTICES and "no finding:" not in text
 
 
 def test_no_limit_is_advised_where_nobody_waits(tmp_path: Path) -> None:
