@@ -207,7 +207,9 @@ class Faults:
         assert first is not None
         if not first.send and stop - first.t >= ctx.options.missing_after:
             return False
-        other = ends[1 - at]
+        other, theirs = ends[1 - at], sides[1 - at]
+        if theirs is not None and theirs.hole(lanes[1 - at]):
+            return False  # it may still be told, or is counted as lost soon
         if unseen(other, sides[1 - at], lanes[1 - at]):
             # Events that were lost explain it, and nobody waited for it.
             queue.give_up()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job
-from support.tracegen import Comm, Job
+from support.analysis import Run, analyze_job
+from support.tracegen import Comm, Job, unix
 
 SEND, RECV, AR = "ncclSend", "ncclRecv", "ncclAllReduce"
 SMALL, BIG = 1 << 8, 1 << 24
@@ -56,3 +56,21 @@ def test_of_a_send_to_oneself_the_receive_was_made(lost: bool) -> None:
     roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
     assert {w["rank"] for f in roots for w in f.named} == {2}
     assert {f.details["confidence"] for f in roots} == {"observed"}
+
+
+def test_a_hole_before_later_receives_is_none_that_was_left_out_though_both_have_ended() -> None:
+    """The record of the first receive was lost, which the last coverage does not tell so far."""
+    job = Job()
+    a, b = job.world(2)
+    for i in range(4):
+        a.proc.call(a, "ncclSend", 1 + 0.1 * i, peer=1, count=64)
+        b.proc.call(b, "ncclRecv", 1.01 + 0.1 * i, peer=0, count=64, lost=i == 1)
+    for c in (a, b):
+        c.proc.coverage(1.5, 1.05)
+        c.proc.comm_end(c, 1.6)
+    run = Run(job)
+    run.all()
+    assert run.scan(unix(1.7)) == []
+    for c in (a, b):
+        c.proc.coverage(2.5, 2.4, **({"lost_kernel": 1} if c is b else {}))
+    assert analyze_job(job) == []
