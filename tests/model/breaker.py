@@ -29,6 +29,8 @@ class Truth:
     #: Names that are right, too (each a whole set).
     also: list[frozenset[int]] = field(default_factory=list)
     note: str = ""
+    #: The one call that shows it, where it is not made a second time.
+    call: Op | None = None
 
 
 class NoPlace(Exception):

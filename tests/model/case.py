@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from model.breaker import Breaker, NoPlace, Truth
@@ -12,7 +13,7 @@ from model.emit import JobTrace, emit
 from model.engine import Engine
 from model.faults import ABSENT, FAULTS
 from model.loss import lose
-from model.ops import Host, Program
+from model.ops import Host, Op, Program
 from model.program import generate
 
 #: How long a broken job is watched after nothing moves any more, in seconds.
@@ -39,14 +40,46 @@ class Case:
     #: Hosts without a tracer.
     untraced: frozenset[str] = frozenset()
 
-    def traces(self, rate: float = 0.0) -> JobTrace:
-        """What a tracer wrote that lost this part of all records."""
+    def lost(self, rate: float) -> dict[int, set[int]]:
+        """Rank -> indices of the records that a tracer lost."""
         rng = random.Random(f"loss {self.seed} {rate}")
         burst = rng.choice([1, 1, 4, 16])
-        lost = {p.rank: lose(p, rate, rng, burst) for p in self.engine.procs}
-        job = emit(self.engine, self.horizon, lost)
+        return {p.rank: lose(p, rate, rng, burst) for p in self.engine.procs}
+
+    def hidden(self, rate: float) -> bool:
+        """Whether the call that differs, or all that it differs from, was lost.
+
+        Of a collective that is what the other members called in its slot, of a
+        send or receive its other half.
+        """
+        call = None if self.truth is None else self.truth.call
+        lost = self.lost(rate) if call is not None else {}
+        kept: dict[tuple[Hashable, ...], set[bool]] = {}
+        slots = set()
+        for p in self.engine.procs:
+            for i, r in enumerate(p.records):
+                if r.op is None or r.op.p2p != (call is not None and call.p2p):
+                    continue
+                at = _meeting(p.endpoints[r.fields["comm"]], r.op, r.fields["ord"])
+                if r.op is call:
+                    slots.add(at)
+                if i not in lost[p.rank]:
+                    kept.setdefault(at, set()).add(r.op is call)
+        return bool(slots) and all(len(kept.get(at, ())) < 2 for at in slots)
+
+    def traces(self, rate: float = 0.0) -> JobTrace:
+        """What a tracer wrote that lost this part of all records."""
+        job = emit(self.engine, self.horizon, self.lost(rate))
         job.procs = [t for t in job.procs if t.host not in self.untraced]
         return job
+
+
+def _meeting(e: Endpoint, op: Op, order: int) -> tuple[Hashable, ...]:
+    """Which operations belong together: a slot, or the n-th from one rank to another."""
+    if op.peer is None:
+        return (e.comm.hash, order)
+    ends = (e.rank, op.peer) if op.api == "ncclSend" else (op.peer, e.rank)
+    return (e.comm.hash, *ends, order)
 
 
 def slow_ranks(program: Program) -> frozenset[int]:

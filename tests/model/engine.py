@@ -227,6 +227,7 @@ class Engine(Device):
     def _call(self, thread: Thread, what: Call) -> Gen:
         endpoint = thread.proc.comms[what.op.comm]
         record = self._enter(thread, what.op.api, self._fields(endpoint, what.op, False))
+        record.op = what.op
         yield from self._launch(thread, [(endpoint, what.op)])
         self._exit(thread, record)
 
@@ -245,6 +246,7 @@ class Engine(Device):
             endpoint = proc.comms[op.comm]
             fields = self._fields(endpoint, op, True) | {"group": group, "gpos": i}
             record = self._enter(thread, op.api, fields)
+            record.op = op
             yield 1e-6
             self._exit(thread, record)
             ops.append((endpoint, op))

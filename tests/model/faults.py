@@ -99,6 +99,7 @@ def _differs(b: Breaker, kind: str, change: Callable[[Op, int], Op]) -> Truth:
         blocks=False,
         shown=True,
         note=f"{op} -> {other}",
+        call=other,
     )
 
 
@@ -113,7 +114,7 @@ def _zero(b: Breaker) -> Truth:
     """One rank passes a count of zero: the library runs nothing for it."""
     truth = _differs(b, "zero", lambda op, n: replace(op, count=0))
     truth.types = DIFFERS | SHIFTED | ABSENT
-    truth.blocks, truth.shown = True, False
+    truth.blocks, truth.shown, truth.call = True, False, None
     return truth
 
 
@@ -230,6 +231,7 @@ def _size(b: Breaker) -> Truth:
         unnamed=True,
         blocks=False,
         shown=True,
+        call=other,
     )
 
 

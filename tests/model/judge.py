@@ -24,7 +24,8 @@ class Verdict:
     missed: nothing of an allowed kind; kind: the right ranks for another
     reason; partial: not all of them; wrong: an innocent rank is blamed;
     quiet: no finding of severity error where nothing is broken; false: one;
-    unseen: nothing is open at the API, and nothing wrong was said.
+    unseen: nothing is open at the API, or the call that differs was lost, and
+    nothing wrong was said.
     """
 
     status: str
@@ -114,7 +115,7 @@ def judge(case: Case, rate: float = 0.0) -> Verdict:
         status = "wrong"
     elif told and who in right:
         status = "exact" if who == truth.culprits else "unnamed"
-    elif not case.visible:
+    elif not case.visible or (not who and case.hidden(rate)):
         status = "unseen"
     elif who and who in right:
         status = "kind"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model.device import Endpoint, Latch, Stream
-from model.ops import Instruction
+from model.ops import Instruction, Op
 
 #: A thread: yields what it waits for, or seconds.
 Gen = Generator[Latch | float, None, None]
@@ -24,6 +24,8 @@ class Record:
     end: float | None = None
     #: Line that a communicator's making or end adds: (kind, fields).
     comm_line: dict[str, Any] | None = None
+    #: What the program called, of collectives, sends and receives.
+    op: Op | None = None
 
 
 @dataclass

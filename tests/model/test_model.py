@@ -10,7 +10,7 @@ import pytest
 
 import nccluprobe.trace
 from model.breaker import NoPlace
-from model.case import broken, healthy
+from model.case import Case, broken, healthy
 from model.faults import FAULTS
 
 SCHEMA = json.loads((Path(nccluprobe.trace.__file__).parent / "trace.schema.json").read_text())
@@ -45,3 +45,35 @@ def test_a_trace_counts_its_losses() -> None:
     missing = len(full.data().splitlines()) - len(part.data().splitlines())
     last = [json.loads(x) for x in part.data().splitlines() if b'"coverage"' in x][-1]
     assert 0 < missing == last["lost_kernel"]
+
+
+@pytest.mark.parametrize("kind", ["datatype", "p2p_size"])
+def test_a_difference_is_hidden_when_one_of_its_sides_was_lost(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = next(c for seed in range(40) if (c := some(seed, kind)) is not None)
+    assert not case.hidden(0.0)
+    assert case.truth is not None
+    (culprit,) = case.truth.culprits
+    for who, hidden in ((culprit, True), (None, False)):
+        lost = {
+            p.rank: {i for i, r in enumerate(p.records) if r.op is case.truth.call}
+            if p.rank == who
+            else set[int]()
+            for p in case.engine.procs
+        }
+        monkeypatch.setattr(case, "lost", lambda rate, lost=lost: lost)
+        assert case.hidden(0.01) == hidden
+    others = {
+        p.rank: set[int]() if p.rank == culprit else set(range(len(p.records)))
+        for p in case.engine.procs
+    }
+    monkeypatch.setattr(case, "lost", lambda rate: others)
+    assert case.hidden(0.01)
+
+
+def some(seed: int, kind: str) -> Case | None:
+    try:
+        return broken(seed, kind)
+    except NoPlace:
+        return None
