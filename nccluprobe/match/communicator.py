@@ -378,8 +378,9 @@ class Communicator:
             late = LateSlot(self, slot, slot - zeros, int(sig[at]), times)
             self.fresh_late.append(late)
             self.late.append(late)
+            last = late.last
             for e in members:
-                e.process.waits.append(late)
+                e.process.note_wait(late.times.get(e.comm_rank or 0), last)
             self._learn(table[late.sig], late, options)
 
     def _learn(self, s: Signature, late: LateSlot, options: Options) -> None:

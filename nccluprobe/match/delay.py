@@ -18,7 +18,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.names import capital, named, numbers
-from nccluprobe.match.options import Options
+from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, rank_status
@@ -27,6 +27,10 @@ _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
     "had nothing to send (--idle-ok declares that this is normal)"
 )
+
+
+#: So far apart may be what two hosts' clocks say of one moment, ns.
+_CLOCKS = SECOND // 10
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Delays:
             return
         if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ())):
             return
-        if waited_itself(e, wait, silence):
+        if waited_itself(e, silence):
             return
         self._note(wait, rank, in_time, spread, bound)
 
@@ -160,18 +164,16 @@ def clock_bound(a: Process, b: Process) -> int | None:
     return a.bound + b.bound
 
 
-def waited_itself(e: Endpoint, wait: LateSlot, silence: tuple[int, int]) -> bool:
-    """Whether its silence was a wait for somebody who was late elsewhere."""
-    for other in e.process.waits:
-        if other is wait or other.times.get(_rank_in(other, e), other.last) > silence[0]:
-            continue
-        if silence[0] < other.last <= silence[1]:
-            return True
-    return False
+def waited_itself(e: Endpoint, silence: tuple[int, int]) -> bool:
+    """Whether its silence was a wait for somebody who was late elsewhere.
 
-
-def _rank_in(wait: LateSlot, e: Endpoint) -> int:
-    return next((r for r, x in wait.comm.endpoints.items() if x.process is e.process), -1)
+    By another host's clock the late one may have come just after what it set free.
+    """
+    start, end = silence[0], silence[1] + _CLOCKS
+    return any(
+        (came is None or came <= start) and start < last <= end
+        for came, last in e.process.waits.values()
+    )
 
 
 def _finding(e: Episode, ctx: Context) -> Finding:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Actor
-from nccluprobe.match.waits import Wait
+from nccluprobe.match.waits import Wait, entry_of
+
+#: Of more waits in a circle than this, the others are not compared.
+_MOST = 8
 
 
 class Cause(NamedTuple):
@@ -51,6 +55,23 @@ def extra_call(
         if past:
             found.append((w, *past))
     return found[0] if len(found) == 1 else None
+
+
+def out_of_order(cycle: Iterable[Wait]) -> set[Actor]:
+    """Who made a collective of a cycle without another that all others made before it.
+
+    Others that have made both, in one thread, tell which comes first in the program.
+    """
+    calls = [w for w in cycle if w.seq is not None and not w.device]
+    found: set[Actor] = set()
+    for x, y in permutations(calls[:_MOST], 2):
+        made = {e.actor: e for e in y.entered}
+        both = [(e, made[e.actor]) for e in x.entered if e.actor in made]
+        if not both or not all(_one_thread(a, b) for a, b in both):
+            continue
+        if all(entry_of(x, a) < entry_of(y, b) for a, b in both):
+            found |= {e.actor for e in x.absent if e.actor in made}
+    return found
 
 
 def _gone_past(w: Wait, x: Wait) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
-from nccluprobe.match.extra import extra_call
+from nccluprobe.match.extra import extra_call, out_of_order
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
@@ -260,6 +260,8 @@ class Graph:
         away = [a for a in actors if hosts[a] is Host.AWAY]
         if away:
             return {Cause("rank", a) for a in away}
+        if odd_ones := out_of_order(waits) & everyone:
+            return {Cause("rank", a) for a in odd_ones}
         # A host that is free has queued its work and gone away, when all others are held.
         few = _minority(waits, everyone)
         if few and _on_one_communicator(waits):

@@ -32,7 +32,6 @@ def held(
     for e in every.values():
         columns += (e.rows.sig, e.tail.rows()[:, tail.SIG])
         single += _of_endpoint(e)
-        single += [w.sig for w in e.process.waits]
     for side in p2p.sides.values():
         columns += [rows[:, SIG] for queue in side.queues.values() for rows in queue.parts]
         columns += [rows[:, SIG] for rows in side.tail]

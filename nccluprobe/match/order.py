@@ -45,6 +45,16 @@ class _Orders(NamedTuple):
     before: dict[int, int]
     times: dict[int, int]  # slot of X -> entry
 
+    def after(self) -> dict[int, int]:
+        """Slot of Y -> first slot of X that was called after it, where one is known to be."""
+        found: dict[int, int] = {}
+        last: int | None = None
+        for slot, before in sorted(self.before.items()):
+            for n in range(before if last is None else last, before):
+                found[n] = slot
+            last = before
+        return found
+
 
 @dataclass
 class Inversion:
@@ -105,11 +115,16 @@ def _among_lost(e: Endpoint, t: m.Int64) -> np.ndarray[tuple[int], np.dtype[np.b
 def _aligned(a: _Orders, b: _Orders, slot: int) -> bool:
     """Whether two have made as many calls of both again, later or at their ends.
 
-    Else one has made a call less: all that follows is shifted, not swapped.
+    Else one has made a call less on X or Y: all that follows is shifted, not swapped.
     """
-    if (a.x.entered, a.y.entered) == (b.x.entered, b.y.entered):
-        return True
-    return any(n == b.before.get(s) for s, n in a.before.items() if s > slot)
+    of_y = a.y.entered == b.y.entered or any(
+        n == b.before.get(s) for s, n in a.before.items() if s > slot
+    )
+    if not of_y or a.x.entered == b.x.entered:
+        return of_y
+    other = max(a.before[slot], b.before[slot])
+    mine, theirs = a.after(), b.after()
+    return any(s == theirs.get(n) for n, s in mine.items() if n >= other)
 
 
 def _compare(x: Communicator, of_x: _Members, y: Communicator, of_y: _Members) -> Inversion | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +12,13 @@ from nccluprobe.match import model as m
 from nccluprobe.match.losses import Losses
 from nccluprobe.match.phases import Phases
 
-if TYPE_CHECKING:
-    from nccluprobe.match.communicator import LateSlot
-
 _KEPT_GAPS = 4096
 _KEPT_LOSSES = 1024
 _KEPT_GROUPS = 64
 _KEPT_QUEUED = 4096
+_KEPT_WAITS = 512
+#: Times of long waits that are in one such interval count as one, ns.
+_ALIKE = 100_000_000
 
 
 #: A process: its key, or the number of a source that has not said whose it is.
@@ -86,8 +85,9 @@ class Process:
     phases: Phases = field(default_factory=Phases)
     #: Such a phase excuses it, by the last scan.
     in_phase: bool = False
-    #: Long waits that it took part in (communicator.LateSlot).
-    waits: deque[LateSlot] = field(default_factory=lambda: deque(maxlen=64))
+    #: Long waits that it took part in: its own entry, and that of the last one.  Those that
+    #: are alike, as when hosts had run ahead, are one.
+    waits: OrderedDict[tuple[int, int], tuple[int | None, int]] = field(default_factory=OrderedDict)
     _loss_t: list[int] = field(default_factory=list)
     _loss_n: list[int] = field(default_factory=list)
 
@@ -204,6 +204,15 @@ class Process:
             if best is None or end - start > best[1] - best[0]:
                 best = (start, end)
         return best
+
+    def note_wait(self, came: int | None, last: int) -> None:
+        """Take a long wait that it took part in; ``came``: None: that record was lost."""
+        alike = (-1 if came is None else came // _ALIKE, last // _ALIKE)
+        known = self.waits.get(alike, (came, last))
+        first = None if came is None or known[0] is None else min(came, known[0])
+        self.waits[alike] = (first, min(last, known[1]))
+        if len(self.waits) > _KEPT_WAITS:
+            self.waits.popitem(last=False)
 
     def note_group_ends(self, ends: m.GroupEnds) -> dict[int, bool]:
         """Remember how groups ended; those that were in flight before -> whether they failed."""

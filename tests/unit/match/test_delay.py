@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Comm, Host, Job, unix
 
@@ -134,3 +137,35 @@ def test_live_an_episode_is_written_once_and_resolved() -> None:
         run.until(at)
         found += [(f.hang_type, f.state) for f in run.scan(unix(at))]
     assert found == [("delayed_collective_enter", "open"), ("delayed_collective_enter", "resolved")]
+
+
+def behind_a_late_one(before: int = 0, lost: bool = False, skew: float = 0.0) -> list[list[int]]:
+    """Who is late: rank 1 waits in X for rank 2, and comes late to Y by that; ``skew``: by its
+    clock before rank 2 came.  ``before``: other calls that all queue on X; ``lost``: rank 1's.
+    """
+    job = Job()
+    xs = job.world(3)
+    y0, y1 = (xs[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1))
+    for c in (*xs, y0, y1):
+        c.proc.call(c, "ncclAllReduce", 0.8)
+    for i in range(1 + before):
+        for r, x in enumerate(xs):
+            at = (61.0 if r == 2 else 1.0) + 0.001 * i
+            x.proc.call(x, "ncclAllReduce", at, lost=lost and r == 1)
+    y0.proc.call(y0, "ncclAllReduce", 2.0)
+    y1.proc.call(y1, "ncclAllReduce", 61.0 - skew)
+    for x in xs:
+        x.proc.call(x, "ncclAllReduce", 62.0)
+        x.proc.cover(0.5, 70.0, lost_kernel=int(lost and x.proc.rank == 1))
+    return [[c["rank"] for c in f.named] for f in analyze_job(job)]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"before": 200}, {"skew": 0.01}, {"lost": True}], ids=["", "far", "clocks", "lost"]
+)
+def test_who_waited_elsewhere_for_the_late_one_is_not_late(how: dict[str, Any]) -> None:
+    assert behind_a_late_one(**how) == [[2]]
+
+
+def test_who_came_before_the_late_one_is_late_as_well() -> None:
+    assert sorted(behind_a_late_one(skew=1.0)) == [[1], [2]]

@@ -136,3 +136,27 @@ def test_others_that_went_further_do_not_hide_it() -> None:
 def test_one_who_stands_behind_two_orders_is_a_consequence() -> None:
     """Rank 2 came to neither: on its device, or for its host, what is before does not end."""
     assert _named("yx", "xy", "y", "yx") == [(INVERSION, [], "inferred")]
+
+
+def test_one_call_more_than_the_others_is_no_other_order() -> None:
+    """Behind the last call on Y all have made as many of it, and that says nothing of X."""
+    found = _named("xyxx", "xyxx", "xxyxx", "xyxx")
+    assert INVERSION not in [kind for kind, *_ in found]
+    assert [named for _, named, _ in found] == [[2]]
+
+
+def test_others_that_made_both_tell_which_call_comes_first() -> None:
+    """Rank 1 made Y without X, and rank 0, outside NCCL, has made X alone."""
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    for x, y in zip(xs, ys, strict=True):
+        x.proc.call(x, AR, 1.0, stream=0)
+        y.proc.call(y, AR, 1.5, stream=0)
+    for r in (0, 2):
+        xs[r].proc.call(xs[r], AR, 2.0, stream=0)
+    for r in (1, 2):
+        ys[r].proc.enter(ys[r], AR, 2.5, stream=0)
+    cover(job.procs, 400)
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [c["rank"] for c in f.named] == [1]
