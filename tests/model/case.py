@@ -53,12 +53,14 @@ class Case:
         send or receive its other half.
         """
         call = None if self.truth is None else self.truth.call
-        lost = self.lost(rate) if call is not None else {}
+        if call is None:
+            return False
+        lost = self.lost(rate)
         kept: dict[tuple[Hashable, ...], set[bool]] = {}
         slots = set()
         for p in self.engine.procs:
             for i, r in enumerate(p.records):
-                if r.op is None or r.op.p2p != (call is not None and call.p2p):
+                if r.op is None or r.op.p2p != call.p2p:
                     continue
                 at = _meeting(p.endpoints[r.fields["comm"]], r.op, r.fields["ord"])
                 if r.op is call:

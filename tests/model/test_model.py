@@ -72,6 +72,12 @@ def test_a_difference_is_hidden_when_one_of_its_sides_was_lost(
     assert case.hidden(0.01)
 
 
+def test_only_a_call_that_differs_can_be_hidden() -> None:
+    assert not healthy(3).hidden(0.01)
+    case = next(c for seed in range(40) if (c := some(seed, "stall")) is not None)
+    assert not case.hidden(0.01)
+
+
 def some(seed: int, kind: str) -> Case | None:
     try:
         return broken(seed, kind)
