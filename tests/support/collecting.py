@@ -253,6 +253,23 @@ class Bench:
         return [line for line in self.lines() if line["kind"] in kinds]
 
 
+def calls(bench: Bench, n: int, start: int = 0) -> list[Any]:
+    """``n`` calls on the first communicator, numbered from ``start``."""
+    return [
+        rec(comm_gen=1, t_enter=bench.clock.now + i, call_idx=start + i, order_idx=start + i)
+        for i in range(n)
+    ]
+
+
+def inside(bench: Bench, **fields: Any) -> Any:
+    """A call that enters now and stays."""
+    found = rec(
+        **{"api": "ncclAllReduce", "comm_gen": 1, "t_enter": bench.clock.now, "t_exit": 0, **fields}
+    )
+    bench.source.inside = [*bench.source.inside, found]
+    return found
+
+
 @cache
 def validator() -> Any:
     """Of one line."""
