@@ -15,6 +15,7 @@ from typing import NamedTuple
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Inside
 from nccluprobe.nccl.api import TRACED, Role
 from nccluprobe.nccl.enums import IN_PROGRESS, SPLIT_NOCOLOR
@@ -31,6 +32,13 @@ def inside_child(e: Endpoint) -> Inside | None:
     """The call that makes a child of this communicator, and that its process is inside of."""
     found = (c for c in e.process.all_inside() if c.api in CHILD_CALLS and c.comm == e.info.id)
     return next((c for c in found if c.ord is not None), None)
+
+
+def in_child_without(e: Endpoint, other: Endpoint) -> bool:
+    """Whether one is inside such a call, to which another that waits elsewhere has not come."""
+    if inside_child(e) is None or inside_child(other) is not None:
+        return False
+    return host_of(other) is not Host.AWAY
 
 
 class Made(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nccluprobe.match.components import components, proven_part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
 from nccluprobe.match.extra import extra_call, out_of_order
@@ -243,6 +244,8 @@ class Graph:
         hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
         here = {id(w) for w in waits}
         hard = {a for a in actors if any(id(w) in here for w in self._hard.get(a, ()))}
+        if len(hard) < len(actors) and (part := proven_part(actors, waits, self._hard)):
+            return self._break(*part, set())
         mutual = any(e.actor in actors for w in waits for e in w.held)
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         causes = outside or {Cause("rank", a) for a in free}
@@ -269,8 +272,9 @@ class Graph:
         odd = odd_call(waits)
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
             return {Cause("rank", a) for a in few}  # what all others made, it left out
-        if not few and hard and free and len(hard) + len(free) == len(actors):
-            return {Cause("rank", a) for a in free}
+        left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
+        if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
+            return {Cause("rank", a) for a in left}
         waits = tuple(sorted(waits, key=lambda w: w.order))
         return self._cycle(waits, actors, few, proven=len(hard) == len(actors))
 
@@ -357,46 +361,3 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     if not few or len(few) == len(many) or few & many:
         return ()
     return tuple(sorted(few, key=repr))
-
-
-def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Strongly connected components, each after those that it points at (Tarjan)."""
-    index = [-1] * len(edges)
-    low = [0] * len(edges)
-    on_stack = [False] * len(edges)
-    stack: list[int] = []
-    found: list[list[int]] = []
-    count = 0
-    for root in range(len(edges)):
-        if index[root] >= 0:
-            continue
-        work = [(root, 0)]
-        while work:
-            n, at = work.pop()
-            if at == 0:
-                index[n] = low[n] = count
-                count += 1
-                stack.append(n)
-                on_stack[n] = True
-            for i in range(at, len(edges[n])):
-                to = edges[n][i]
-                if index[to] < 0:
-                    work.append((n, i + 1))
-                    work.append((to, 0))
-                    break
-                if on_stack[to]:
-                    low[n] = min(low[n], index[to])
-            else:
-                if low[n] == index[n]:
-                    component = []
-                    while True:
-                        x = stack.pop()
-                        on_stack[x] = False
-                        component.append(x)
-                        if x == n:
-                            break
-                    found.append(component)
-                if work:
-                    up = work[-1][0]
-                    low[up] = min(low[up], low[n])
-    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, strongest, waiting_until
+from nccluprobe.match.children import in_child_without
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
@@ -277,15 +278,14 @@ class Judge:
 
     def _left_out(self, unit: Unit, other: Unit) -> bool:
         """The peer's unit is of a later step, and the waiting one is not."""
-        steps = self._steps
-        return steps.left(unit, other.endpoint) and not steps.left(other, unit.endpoint)
+        return self._steps.left(unit, other.endpoint) and not self._steps.left(other, unit.endpoint)
 
     def _gone_past(self, unit: Unit, e: Endpoint, until: int) -> bool:
         """It waits for the waiting rank itself, in what that comes to only afterwards."""
         own = unit.endpoint
-        for other in self._of.get(id(e), ()):
-            if other.needs(own) and self._left_out(unit, other):
-                return True
+        units = self._of.get(id(e), ())
+        if in_child_without(e, own) or any(x.needs(own) and self._left_out(unit, x) for x in units):
+            return True
         if unit.hard is None and self.stalls.only_behind(e, own):
             return True  # what it queued stands behind this unit in the waiting rank's stream
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):

@@ -1,0 +1,70 @@
+"""Hosts inside calls that lack each other, and hosts outside NCCL beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+
+SEND, RECV, SPLIT = "ncclSend", "ncclRecv", "ncclCommSplit"
+BIG = 1 << 24
+
+
+def splits(comms: list[Comm], t: float) -> None:
+    """All of these are inside a split."""
+    for c in comms:
+        c.proc.enter(c, SPLIT, t, color=0, key=0, ord=0, new_comm=None)
+
+
+def blamed(found: list[Finding]) -> set[int]:
+    roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
+    return {who["rank"] for f in roots for who in f.named}
+
+
+def kinds(found: list[Finding]) -> set[tuple[str, str]]:
+    return {(f.hang_type, f.role) for f in found if f.state == "open"}
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_who_is_inside_a_split_has_gone_past_what_one_still_waits_in(away: bool) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 3)
+    comms[1].proc.call(comms[1], SEND, t, peer=2, count=BIG)
+    splits([comms[r] for r in (0, 2, 3)], t + 1)
+    state: dict[str, Any] = {"main": "syscall", "syscall": "read"} if away else {}
+    cover([c.proc for c in comms if c is not comms[1]], 400)
+    comms[1].proc.cover(0.5, 400, **state)
+    assert blamed(analyze_job(job)) == ({1} if away else {2})
+
+
+def test_hosts_that_lack_each_other_inside_calls_explain_who_waits_for_the_device() -> None:
+    """Ranks 2 and 3 wait for what rank 0 has not launched, and rank 1 for all of them."""
+    job = Job()
+    world = job.world(4)
+    t = steps(world, 3)
+    some = [world[r].proc.comm("00000000000000bb", r, 4) for r in range(4)]
+    sends = [(world[0], SEND, {"peer": r, "count": BIG}) for r in (1, 2, 3)]
+    world[0].proc.group(sends, t, state="inside")
+    for r in (2, 3):
+        world[r].proc.call(world[r], RECV, t, peer=0, count=BIG)
+    splits([some[1]], t + 1)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == set()
+    assert ("p2p_order_inversion", "root_cause") in kinds(found)
+
+
+def test_a_queued_receive_of_a_rank_outside_nccl_does_not_say_that_it_went_away() -> None:
+    job = Job()
+    world = job.world(3)
+    t = steps(world, 3)
+    pair = [world[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1)]
+    world[0].proc.enter(world[0], SEND, t, peer=1, count=BIG)
+    pair[1].proc.call(pair[1], RECV, t, peer=0, count=2 * BIG, stream=0x20)
+    cover(job.procs, 400)
+    assert kinds(analyze_job(job)) == {("p2p_unmatched", "unknown")}
