@@ -143,6 +143,7 @@ class FlightRecorder:
                 continue
             group = self._group((known.name, known.ranks))
             self.job.desc.setdefault(group.key, desc)
+            group.desc = "" if desc == "undefined" else desc
             has_p2p = calls.has_p2p(g)
             group.has_p2p |= has_p2p
             status = None if was_cut else dump.status.get(dump.pg_ids[g])

@@ -127,6 +127,13 @@ def parse_dump(data: bytes) -> Dump:
         raise ValueError(_odd(error)) from error
 
 
+def is_foreign(error: str) -> bool:
+    """Whether what is wrong with a file is that it is no dump, be it named like one."""
+    return error.startswith(
+        ("it is no flight recorder dump", "its entries are", "its contents are")
+    )
+
+
 def _odd(error: Exception) -> str:
     """What is wrong with contents that no flight recorder writes."""
     if isinstance(error, KeyError):

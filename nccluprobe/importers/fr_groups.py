@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class Part:
 class Group:
     key: GroupKey
     parts: dict[int, Part] = field(default_factory=dict)
+    desc: str = ""
     has_p2p: bool = False
     newest: int = 0  # largest number of a collective that anyone shows
 
@@ -68,18 +70,21 @@ def blind(groups: Iterable[Group]) -> set[int]:
 def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> set[int]:
     """Of the ranks of which nobody knows where they were, those that explain what others wait in.
 
-    A dump may be missing because nobody copied it.  But where no rank that left
+    A dump may be missing because nobody copied it.  But where no rank that left a whole
     one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
     ``telling``: those whose file says so by itself, as it is empty or cut short.
     """
     groups = list(groups)
+    not_seeing = blind(groups)
     oldest, away = _waits(groups)
-    if blind(groups) or away - unknown:
+    if not_seeing or away - unknown:
         unknown = telling
+    #: What lacks nobody: groups that run the same program stand there, too.
+    full = {w.kind for w in oldest.values() if not w.lacks}
     found: set[int] = set()
-    for lacks in oldest.values():
-        if lacks and lacks <= unknown:
-            found |= lacks
+    for rank, w in oldest.items():
+        if rank not in not_seeing and w.lacks <= unknown and w.kind not in full:
+            found |= w.lacks
     return found
 
 
@@ -89,19 +94,28 @@ def explained(groups: Iterable[Group]) -> bool:
     return bool(blind(groups) or _waits(groups)[1])
 
 
-def _waits(groups: Iterable[Group]) -> tuple[dict[int, set[int]], set[int]]:
-    """(rank -> whom the oldest call that it waits in lacks, who is lacked and does not wait)."""
-    oldest: dict[int, tuple[int, set[int]]] = {}
+class _Wait(NamedTuple):
+    """The oldest call that a rank waits in.  ``kind``: the same in groups that run one program."""
+
+    record: int
+    lacks: set[int]
+    kind: tuple[Hashable, ...]
+
+
+def _waits(groups: Iterable[Group]) -> tuple[dict[int, _Wait], set[int]]:
+    """(by rank, who is lacked and does not wait)."""
+    oldest: dict[int, _Wait] = {}
     absent: set[int] = set()
     for group in groups:
         ranks = group.key[1]
         for rank, part in group.parts.items():
-            for record, needs in waiting(group, part):
+            for record, needs, place in waiting(group, part):
                 lacks = {ranks[x] for x in needs}
                 absent |= lacks
-                if rank not in oldest or record < oldest[rank][0]:
-                    oldest[rank] = record, lacks
-    return {rank: lacks for rank, (_, lacks) in oldest.items()}, absent - oldest.keys()
+                if rank not in oldest or record < oldest[rank].record:
+                    kind = (group.desc or group.key, len(ranks), *place)
+                    oldest[rank] = _Wait(record, lacks, kind)
+    return oldest, absent - oldest.keys()
 
 
 def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]]) -> bool:
@@ -123,8 +137,8 @@ def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]
     return found
 
 
-def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int]]]:
-    """(record, group ranks that have not come to it) of calls that are not complete."""
+def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple[int, ...]]]:
+    """(record, group ranks that have not come to it, place) of calls that are not complete."""
     c = part.collectives
     # What another has completed holds nobody up.
     first = max(group.complete, 0 if c is None else c.pending)
@@ -132,7 +146,7 @@ def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int]]]:
         ranks = range(len(group.key[1]))
         came = {p.rank for p in group.parts.values() if p.collectives and p.collectives.end > first}
         came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
-        yield int(c.record[first - c.base]), set(ranks) - came
+        yield int(c.record[first - c.base]), set(ranks) - came, (first,)
     t = part.transfers
     if t is None:
         return
@@ -141,7 +155,7 @@ def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int]]]:
             other = next((p for p in group.parts.values() if p.rank == peer), None)
             back = () if other is None or other.transfers is None else by_peer(other.transfers)
             came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
-            yield int(t.record[rows[done]]), set() if came_ else {peer}
+            yield int(t.record[rows[done]]), set() if came_ else {peer}, (part.rank, send, peer)
 
 
 def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:

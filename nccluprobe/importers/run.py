@@ -11,7 +11,7 @@ from nccluprobe.importers import ras
 from nccluprobe.importers.common import Numbers, Told
 from nccluprobe.importers.files import FR, INSPECTOR, KINDS, NCCL_LOG, RAS, Found
 from nccluprobe.importers.fr import FlightRecorder
-from nccluprobe.importers.fr_dump import Dump, read_dump
+from nccluprobe.importers.fr_dump import Dump, is_foreign, read_dump
 from nccluprobe.importers.fr_job import jobs_of
 from nccluprobe.importers.guard import read_guarded
 from nccluprobe.importers.inspector import Inspector
@@ -112,6 +112,8 @@ def _flight_recorder(
     for read in read_guarded(read_dump, files):
         if read.error is not None:
             done.told.problem(f"{read.path}: {read.error}")
+            if is_foreign(read.error):
+                continue
         reads.append((read.path, read.value))
     good = sum(dump is not None for _, dump in reads)
     if not good:
