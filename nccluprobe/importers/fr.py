@@ -179,13 +179,17 @@ class FlightRecorder:
                 part.position = last[0] + 1
 
     def _trust_partners(self) -> None:
-        """What a rank that does not see completion tells of its sends and receives is old."""
+        """What ranks that do not see completion tell, and nobody else, is old."""
         not_seeing = blind(self._groups.values())
         for group in self._groups.values():
             for rank in not_seeing & group.parts.keys():
                 transfers = group.parts[rank].transfers
                 if transfers is not None:
                     transfers.done[:] = True
+            if not_seeing and group.waiting <= not_seeing:
+                for part in group.parts.values():
+                    if part.collectives is None and part.position is None:
+                        part.position = group.newest + 1
 
     def _frontiers(self) -> dict[tuple[GroupKey, int, int], int]:
         """(group, sender, receiver) -> transfers that one side has completed, as numbered here."""

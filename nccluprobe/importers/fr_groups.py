@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,12 @@ class Group:
             elif p.position is not None:
                 found.append(p.position)
         return max(found)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Ranks of the job that show a collective that is not complete."""
+        shown = [(r, p.collectives) for r, p in self.parts.items() if p.collectives is not None]
+        return {r for r, c in shown if c.pending < c.end}
 
     def settle(self) -> None:
         """Ranks that cannot have gone further than what others have completed are there."""
@@ -164,13 +171,26 @@ def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:
     Names and ids both rise as groups are made.
     """
     by_id = {i: name for i, (name, _) in zip(dump.pg_ids, dump.groups_seen, strict=True)}
-    names = [g.name for g in dump.groups.values()]
-    if not all(x.isdigit() for x in (*names, *dump.status)) or len(names) != len(dump.status):
-        return {by_id[i]: s for i, s in dump.status.items() if i in by_id}
-    paired = dict(zip(sorted(dump.status, key=int), sorted(names, key=int), strict=True))
-    if any(paired.get(i) != name for i, name in by_id.items()):
-        return {by_id[i]: s for i, s in dump.status.items() if i in by_id}
-    return {name: dump.status[i] for i, name in paired.items()}
+    names = {g.name for g in dump.groups.values()}
+    known = {i: name for i, name in by_id.items() if i in dump.status}
+    if all(x.isdigit() for x in (*names, *dump.status, *known)):
+        if {"0"} <= names & dump.status.keys():
+            known.setdefault("0", "0")  # the default group is the first
+        known |= _between(sorted(map(int, dump.status)), sorted(map(int, names)), known)
+    return {name: dump.status[i] for i, name in known.items()}
+
+
+def _between(ids: list[int], names: list[int], known: dict[str, str]) -> dict[str, str]:
+    """Pairs between those that are known, where there are as many of both."""
+    found: dict[str, str] = {}
+    pairs = sorted((int(i), int(name)) for i, name in known.items())
+    edges = [(-1, -1), *pairs, (max(ids, default=0) + 1, max(names, default=0) + 1)]
+    for (i, name), (next_i, next_name) in pairwise(edges):
+        some = [x for x in ids if i < x < next_i]
+        called = [x for x in names if name < x < next_name]
+        if len(some) == len(called):
+            found |= zip(map(str, some), map(str, called), strict=True)
+    return found
 
 
 def by_peer(t: Transfers) -> Iterator[tuple[bool, int, Int64, int]]:
