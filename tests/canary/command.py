@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.e2e import clean_env
+from support.waiting import clean_env
 
 COMMAND = [sys.executable, "-m", "nccluprobe", "canary"]
 FULL = "/dev/full"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.e2e import clean_env
+from support.waiting import clean_env
 from typer.testing import CliRunner
 
 from nccluprobe.canary.errors import ArgumentError

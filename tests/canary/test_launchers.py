@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.e2e import clean_env
+from support.waiting import clean_env
 
 from nccluprobe.errors import ExitCode
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.e2e import clean_env, wait_for
+from support.waiting import clean_env, wait_for
 
 from nccluprobe.canary import libraries
 from nccluprobe.canary.sweep import sweep

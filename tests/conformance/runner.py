@@ -19,7 +19,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (1, 2)]
 
-from support.e2e import Puppet, clean_env  # noqa: E402
+from support.puppets import Puppet  # noqa: E402
+from support.waiting import clean_env  # noqa: E402
 
 from conformance.cases import by_id  # noqa: E402
 from conformance.program import Call, End, Exit, Group, Program, Step, Stop, Sync  # noqa: E402

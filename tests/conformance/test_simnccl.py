@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.e2e import Output, Stage, Trace, clean_env, read_traces, validate, wait_for
+from support.e2e import Stage
+from support.traces import Trace, read_traces, validate
+from support.waiting import Output, clean_env, wait_for
 
 from conformance.cases import by_id
 from conformance.truth import SILENCE, faults_of, text

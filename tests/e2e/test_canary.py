@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from support.canary import Canary
-from support.e2e import Analyze, Report, Stage, validate, wait_for
+from support.e2e import Analyze, Report, Stage
+from support.traces import validate
+from support.waiting import wait_for
 
 from nccluprobe.canary.faults import KINDS
 from nccluprobe.canary.run import COMM_NAME

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.e2e import Analyze, Daemon, Line, Ranks, Report, Stage, Trace, met, until, validate
+from support.daemon import Daemon, met, until
+from support.e2e import Analyze, Report, Stage
+from support.puppets import Ranks
+from support.traces import Line, Trace, validate
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(150)]
 

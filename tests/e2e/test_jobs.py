@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.e2e import Analyze, Daemon, Ranks, Stage, Trace, until, validate, wait_for
+from support.daemon import Daemon, until
+from support.e2e import Analyze, Stage
+from support.puppets import Ranks
+from support.traces import Trace, validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

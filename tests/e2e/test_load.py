@@ -13,7 +13,11 @@ from typing import Any
 
 import orjson
 import pytest
-from support.e2e import Daemon, Load, Stage, trace_paths, wait_for
+from support.daemon import Daemon
+from support.e2e import Stage
+from support.puppets import Load
+from support.traces import trace_paths
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(280)]
 

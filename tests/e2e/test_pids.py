@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.e2e import Puppet, Ranks, Stage, Trace, by_pid, met, until, validate, wait_for
+from support.daemon import met, until
+from support.e2e import Stage
+from support.puppets import Puppet, Ranks
+from support.traces import Trace, by_pid, validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

@@ -14,22 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.e2e import (
-    Analyze,
-    Daemon,
-    Ranks,
-    Report,
-    Stage,
-    Trace,
-    by_pid,
-    check_order,
-    met,
-    read_trace,
-    trace_paths,
-    until,
-    validate,
-    wait_for,
-)
+from support.daemon import Daemon, met, until
+from support.e2e import Analyze, Report, Stage
+from support.puppets import Ranks
+from support.traces import Trace, by_pid, check_order, read_trace, trace_paths, validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(150)]
 

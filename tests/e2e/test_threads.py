@@ -7,7 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.e2e import Line, Stage, Trace, by_pid, check_order, met, until, validate, wait_for
+from support.daemon import met, until
+from support.e2e import Stage
+from support.traces import Line, Trace, by_pid, check_order, validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

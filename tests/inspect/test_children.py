@@ -9,7 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.e2e import Stage, validate, wait_for
+from support.e2e import Stage
+from support.traces import validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

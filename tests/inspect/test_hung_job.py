@@ -10,7 +10,9 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped,unused-ignore]
 import pytest
-from support.e2e import Ranks, Stage, wait_for
+from support.e2e import Stage
+from support.puppets import Ranks
+from support.waiting import wait_for
 
 from nccluprobe.trace.schema import json_schema
 

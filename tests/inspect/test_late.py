@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from support import nccl_cache
-from support.e2e import Stage, Trace, validate, wait_for
+from support.e2e import Stage
+from support.traces import Trace, validate
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.nccl]
 

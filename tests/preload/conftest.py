@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bpf import fakelib
-from support.e2e import clean_env
+from support.waiting import clean_env
 
 from nccluprobe.capture.preload_env import LIBRARY, variables
 from nccluprobe.capture.preload_source import PreloadSource

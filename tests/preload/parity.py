@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from support.e2e import Line, Trace
+from support.traces import Line, Trace
 
 #: Times, and what names the front's own numbering.
 _DROPPED = ("t", "dur", "libs", "lib")

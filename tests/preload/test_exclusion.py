@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.e2e import Stage, clean_env, read_traces, wait_for
+from support.e2e import Stage
+from support.traces import read_traces
+from support.waiting import clean_env, wait_for
 
 from nccluprobe.capture.preload_marks import NOTES, Notes
 from preload.conftest import Compile, Rings

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.e2e import Trace, kill, read_traces, validate, wait_for
+from support.traces import Trace, read_traces, validate
+from support.waiting import kill, wait_for
 
 from preload.conftest import Compile, Rings, alive
 

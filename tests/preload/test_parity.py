@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from bpf.fakelib import build
-from support.e2e import Daemon, Stage, Trace, clean_env, read_traces, validate, wait_for
+from support.daemon import Daemon
+from support.e2e import Stage
+from support.traces import Trace, read_traces, validate
+from support.waiting import clean_env, wait_for
 
 from preload.parity import differences
 

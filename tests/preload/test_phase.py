@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from support.canary import Canary
-from support.e2e import Analyze, Stage, clean_env, read_traces, validate
+from support.e2e import Analyze, Stage
+from support.traces import read_traces, validate
+from support.waiting import clean_env
 
 from nccluprobe.errors import ExitCode
 

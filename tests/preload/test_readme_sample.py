@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.e2e import clean_env
+from support.waiting import clean_env
 
 from nccluprobe.errors import ExitCode
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.e2e import clean_env
+from support.waiting import clean_env
 
 from preload import soak
 from preload.conftest import Rings

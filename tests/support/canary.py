@@ -10,7 +10,9 @@ from typing import Any
 
 from nccluprobe import resources
 from nccluprobe.canary.truth import Verdict, compare, truths
-from support.e2e import Line, Report, Stage, clean_env, wait_for
+from support.e2e import Report, Stage
+from support.traces import Line
+from support.waiting import clean_env, wait_for
 
 #: As on one node of NVLink: nobody learns of an abort.
 ENV = {"abort": {"SIMNCCL_ABORT_LOCAL": "1"}}
