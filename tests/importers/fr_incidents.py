@@ -107,7 +107,13 @@ class Incident:
         found = {}
         for r, h in self.sim.hosts.items():
             until = cutoff if name == "late" and r not in faults else _END
-            dump = Writer(self.job, h, form, rng, until).dump()
+            if self.kind == "late-gone" and r in faults:
+                # The others are gone by then: what it queues does not end any more.
+                until = (h.stopped_at or 0.0) + faults[r].length + 5e-3
+            writer = Writer(self.job, h, form, rng, until)
+            if self.kind == "late-gone":
+                writer.known = min(writer.known, cutoff)
+            dump = writer.dump()
             if r not in missing:
                 data = json.dumps(dump).encode() if form.as_json else pickle.dumps(dump, 2)
                 found[form.name.format(r)] = data
@@ -134,7 +140,7 @@ def make(kind: str, seed: int) -> Incident | None:
     faults: dict[int, Fault] = {}
     cut: dict[Group, float] = {}
     name, _, how = kind.partition("-")
-    count = 1 if how in ("", "one") else rng.choice((2, 2, 2, 3))
+    count = 1 if how in ("", "one", "gone") else rng.choice((2, 2, 2, 3))
     if name == "cut":
         cut[rng.choice([g for g in job.groups.all if len(g.ranks) > 1])] = at
     elif name != "healthy":
@@ -298,6 +304,7 @@ KINDS = (
     "stop-tensor",
     "sleep-one",
     "late-one",
+    "late-gone",
     "cut",
     "size-one",
     "op-one",

@@ -13,6 +13,7 @@ import pytest
 from importers.frgen import SECOND, T0, Job, one_group
 from importers.reading import Result, written_at
 from nccluprobe.importers.fr_dump import parse_dump
+from nccluprobe.importers.fr_groups import status_by_name
 from nccluprobe.importers.fr_job import rank_in_name
 from nccluprobe.importers.fr_names import datatype, operation
 
@@ -66,6 +67,27 @@ class TestIncidents:
         path.write_bytes(path.read_bytes()[:left])
         assert Result(tmp_path).blamed == self.culprits(incident)
 
+    @pytest.mark.parametrize("rank", [0, 8, 13, 15])
+    def test_a_foreign_file_is_named_as_the_dump_of_an_innocent_rank(
+        self, incident: Path, tmp_path: Path, rank: int
+    ) -> None:
+        shutil.copytree(incident, tmp_path, dirs_exist_ok=True)
+        path = tmp_path / f"_dump_{rank}"
+        path.chmod(0o644)
+        path.write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
+        result = Result(tmp_path)
+        assert result.blamed == self.culprits(incident)
+        assert any("_dump_" in p for p in result.imported.told.problems)
+
+    def test_an_innocent_dump_is_cut_where_others_of_its_kind_lack_nobody(
+        self, incident: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(incident, tmp_path, dirs_exist_ok=True)
+        path = tmp_path / "_dump_0"
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:700])
+        assert Result(tmp_path).blamed == self.culprits(incident)
+
 
 def stalled(n: int = 4, start: int = 0) -> Job:
     job = one_group(n, start)
@@ -116,6 +138,27 @@ def test_active_entries_only(tmp_path: Path) -> None:
     result = Result(stalled(start=700).write(tmp_path, active_only=True))
     assert result.blamed == {2}
     assert result.findings[0].comm_seq == 721
+
+
+def test_a_status_is_told_by_its_neighbours(tmp_path: Path) -> None:
+    """Groups and communicators are numbered apart, in one order; some groups have no number."""
+    entry = {"collective_seq_id": 7, "state": "scheduled", "profiling_name": "nccl:all_reduce"}
+    entry |= {"pg_id": 4, "process_group": ("30", "data"), "time_created_ns": 1, "record_id": 0}
+    groups = ("0", "5", "12", "30", "31", "40")
+    dump = parse_dump(
+        pickle.dumps(
+            {
+                "pg_config": {g: {"name": g, "desc": "", "ranks": "[0, 1]"} for g in groups},
+                "pg_status": {
+                    str(i): {"last_enqueued_collective": i, "last_completed_collective": 0}
+                    for i in (0, 3, 4, 6, 8)
+                },
+                "entries": [entry],
+            }
+        )
+    )
+    # One number stands between those of groups 0 and 30, and two groups do: it is told of none.
+    assert status_by_name(dump) == {"0": (0, 0), "30": (4, 0), "31": (6, 0), "40": (8, 0)}
 
 
 def test_all_is_complete(tmp_path: Path) -> None:

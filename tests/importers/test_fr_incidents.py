@@ -60,3 +60,48 @@ def test_batches_whose_end_has_left_the_dump(tmp_path: Path) -> None:
     incident = made("hang-pipe", 9)
     assert any(e.name == "coalesced" for h in incident.sim.hosts.values() for e in h.entries)
     assert blamed(incident, "active", tmp_path) == incident.culprits
+
+
+@pytest.mark.parametrize("kind", ["late-one", "late-gone"])
+@pytest.mark.parametrize("seed", [0, 3, 8])
+def test_a_dump_that_shows_only_what_came_later(kind: str, seed: int, tmp_path: Path) -> None:
+    """What is complete, or what the ring has lost, does not tell where its rank was."""
+    incident = made(kind, seed)
+    for form in ("active", "ring"):
+        assert blamed(incident, form, tmp_path) == incident.culprits, form
+
+
+@pytest.mark.parametrize("seed", [0, 5, 6])
+def test_a_device_that_begins_nothing(seed: int, tmp_path: Path) -> None:
+    """Its host goes on; others have begun what waits for it, which dumps tell if they time it."""
+    incident = made("sleep-one", seed)
+    result = Result(incident.write(tmp_path, FORMS["timed"]()))
+    assert result.blamed == incident.culprits
+    reasons = {f.details.get("reason") for f in result.findings if f.role == "root_cause"}
+    assert "rank_device_not_begun" in reasons
+
+
+@pytest.mark.parametrize("kind", ["healthy", "cut"])
+@pytest.mark.parametrize("seed", [6, 8, 9])
+def test_devices_that_are_at_work_are_not_to_blame(kind: str, seed: int, tmp_path: Path) -> None:
+    assert blamed(made(kind, seed), "timed", tmp_path) == set()
+
+
+def test_what_is_open_only_is_no_habit(tmp_path: Path) -> None:
+    """Sends that are complete are not there: what is left has an order of its own."""
+    incident = made("gpu-tensor", 8)
+    assert blamed(incident, "active", tmp_path) <= incident.culprits
+
+
+@pytest.mark.parametrize("form", ["bare", "eager"])
+@pytest.mark.parametrize(("kind", "seed"), [("gpu-tensor", 0), ("gpu-pipe", 0)])
+def test_what_only_failed_devices_show_as_open_is_old(
+    kind: str, seed: int, form: str, tmp_path: Path
+) -> None:
+    incident = made(kind, seed)
+    assert blamed(incident, form, tmp_path) == incident.culprits
+
+
+def test_a_broadcast_that_its_root_has_completed_is_no_failed_device(tmp_path: Path) -> None:
+    incident = made("crash-any", 1)
+    assert blamed(incident, "active", tmp_path) == incident.culprits
