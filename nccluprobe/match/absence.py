@@ -124,8 +124,8 @@ def _may_have_come(e: Endpoint, o: OpenSlot) -> bool:
     if e.queued and not e.queued_in_group:
         return True
     lost = unseen(e)
-    # The only one that is absent waits for nobody in the slots before.
-    return lost > (o.queued_behind if len(o.absent) == 1 else 0)
+    # The only one that is absent waits for nobody in the slots that all others have entered.
+    return lost >= (min(x.entered for x in o.entered) - o.slot if len(o.absent) == 1 else 1)
 
 
 def _real_call(e: Endpoint, slot: int, table: SignatureTable) -> int | None:

@@ -22,7 +22,7 @@ from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
 from nccluprobe.match.stuck import stall_finding
-from nccluprobe.match.suppose import behind
+from nccluprobe.match.suppose import least_behind
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_finding
 
@@ -111,7 +111,7 @@ def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str
 def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
     """Whether an endpoint has lost fewer events than calls that it is waited for in."""
     p = waits[0][1].process
-    lacking = sum(behind(w.comm, e) if w.seq is not None else 1 for w, e in waits)
+    lacking = sum(least_behind(w.comm, e) if w.seq is not None else 1 for w, e in waits)
     last = {e: -1 if e.last_idx is None else e.last_idx for _, e in waits}
     places = sum(p.losses.after(e.info.id, idx) for e, idx in last.items())
     return lacking > p.losses.without_place(p.lost, p.through) + places

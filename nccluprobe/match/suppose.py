@@ -117,6 +117,11 @@ def behind(comm: Communicator, e: Endpoint) -> int:
     return max(0, max(x.entered for x in comm.members()) - e.entered)
 
 
+def least_behind(comm: Communicator, e: Endpoint) -> int:
+    """How many collectives all are ahead of it who are ahead: had it come, it had made these."""
+    return min((x.entered for x in comm.members() if x.entered > e.entered), default=0) - e.entered
+
+
 def _last(e: Endpoint) -> int:
     return -1 if e.last_idx is None else e.last_idx
 

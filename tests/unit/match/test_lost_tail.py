@@ -1,0 +1,39 @@
+"""Records lost after the last call that is seen, while others have run ahead by different numbers."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import analyze_job
+from support.tracegen import Job
+
+AR = "ncclAllReduce"
+
+
+@pytest.mark.parametrize(("lost", "named"), [(1, True), (2, False), (5, False)])
+def test_who_may_have_come_as_far_as_some_others_is_not_named(lost: int, named: bool) -> None:
+    """Rank 3 is seen in 5 calls, rank 2 in 7, the others in 12: it may have stopped in between."""
+    job = Job()
+    comms = job.world(4)
+    for c, calls in zip(comms, (12, 12, 7, 5), strict=True):
+        for i in range(calls):
+            c.proc.call(c, AR, 1 + 0.1 * i)
+    for c in comms:
+        c.proc.cover(0.5, 1.45)
+        c.proc.cover(2.5, 400, **({"lost_kernel": lost} if c is comms[3] else {}))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [w["rank"] for f in found for w in f.named] == ([3] if named else [])
+
+
+def test_nor_beside_calls_that_differ() -> None:
+    job = Job()
+    comms = job.world(4)
+    for c, calls in zip(comms, (12, 12, 7, 5), strict=True):
+        for i in range(calls):
+            c.proc.call(c, AR, 1 + 0.1 * i, datatype="int8" if (c, i) == (comms[1], 5) else "uint8")
+    for c in comms:
+        c.proc.cover(0.5, 1.45)
+        c.proc.cover(2.5, 400, **({"lost_kernel": 3} if c is comms[3] else {}))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [(f.hang_type, [w["rank"] for w in f.named]) for f in found] == [
+        ("collective_mismatch", [1])
+    ]
