@@ -115,6 +115,13 @@ def rounds(
     return t + n * step
 
 
+def started(n: int, calls: int, **args: Any) -> tuple[Job, list[Comm], float]:
+    """A job of ``n`` ranks that has made some rounds; its communicators, the time after them."""
+    job = Job()
+    comms = job.world(n)
+    return job, comms, rounds(comms, calls, 1.0, **args)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What is true of a job.

@@ -25,6 +25,7 @@ from cases.kit import (
     case,
     make,
     rounds,
+    started,
     watch,
     watch_all,
 )
@@ -81,9 +82,7 @@ def idle_peer_and_blocked_all_gather() -> Job:
     options=FAST,
 )
 def blind_in_a_cuda_graph() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 4, 1.0)
+    job, comms, t = started(4, 4)
     t = rounds(comms, 24, t, step=0.01, capture="yes")
     watch_all(job.procs, t + PAST, (0.0, RUNS))
     for p in job.procs:
@@ -101,9 +100,7 @@ def blind_in_a_cuda_graph() -> Job:
     options=FAST,
 )
 def all_entered_and_frozen() -> Job:
-    job = Job()
-    comms = job.world(8)
-    t = rounds(comms, 10, 1.0)
+    job, comms, t = started(8, 10)
     all_make(comms, AR, t, inside=True)
     watch_all(job.procs, t + PAST, (0.0, RUNS))
     return job
@@ -115,9 +112,7 @@ def all_entered_and_frozen() -> Job:
     options=FAST,
 )
 def all_level_and_idle() -> Job:
-    job = Job()
-    comms = job.world(8)
-    t = rounds(comms, 10, 1.0)
+    job, _, t = started(8, 10)
     watch_all(job.procs, t + PAST, (0.0, RUNS), (t, SERVES))
     return job
 
@@ -130,9 +125,7 @@ def all_level_and_idle() -> Job:
     options=FAST,
 )
 def broadcast_of_another_size() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 10, 1.0)
+    job, comms, t = started(4, 10)
     for r, c in enumerate(comms):
         make(c, BC, t, count=24_084_544 if r == 2 else 64)
     watch_all(job.procs, t + PAST, (0.0, RUNS))
@@ -148,9 +141,7 @@ def broadcast_of_another_size() -> Job:
     options=FAST,
 )
 def wrong_size_that_does_not_hang() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 10, 1.0)
+    job, comms, t = started(4, 10)
     for r, c in enumerate(comms):
         make(c, AR, t, count=1000 if r == 1 else 1024)
     t = rounds(comms, 40, t + 0.1)
@@ -167,9 +158,7 @@ def wrong_size_that_does_not_hang() -> Job:
     options=FAST,
 )
 def one_small_all_reduce_among_many() -> Job:
-    job = Job()
-    comms = job.world(16)
-    t = rounds(comms, 4, 1.0, count=262_144)
+    job, comms, t = started(16, 4, count=262_144)
     for r, c in enumerate(comms):
         odd = r == 11
         make(c, AR, t, count=1025 if odd else 262_144, site=("b2" if odd else "a1") * 8)
@@ -186,9 +175,7 @@ def one_small_all_reduce_among_many() -> Job:
     options=FAST,
 )
 def unpaired_send_and_receive() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 5, 1.0)
+    job, comms, t = started(4, 5)
     for r in (0, 2):
         swap = [(comms[r], SEND, {"peer": 1}), (comms[r], RECV, {"peer": 1})]
         comms[r].proc.group(swap, t, state="inside")
@@ -206,9 +193,7 @@ def unpaired_send_and_receive() -> Job:
     options=FAST,
 )
 def split_entered_by_a_subset() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 5, 1.0)
+    job, comms, t = started(4, 5)
     for r in (0, 1):
         make(comms[r], "ncclCommSplit", t, inside=True, color=0, key=r, ord=1)
     watch_all(job.procs[:2], t + PAST, (0.0, RUNS))
@@ -226,9 +211,7 @@ def split_entered_by_a_subset() -> Job:
     options=FAST,
 )
 def alive_and_never_enters() -> Job:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 20, 1.0)
+    job, comms, t = started(4, 20)
     all_make([c for r, c in enumerate(comms) if r != 2], AR, t)
     watch_all(job.procs[:2] + job.procs[3:], t + PAST, (0.0, RUNS))
     watch(job.procs[2], t + PAST, (0.0, RUNS), (t, SERVES))
@@ -236,9 +219,7 @@ def alive_and_never_enters() -> Job:
 
 
 def _saving(waited: float) -> tuple[Job, list[Comm], float]:
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 10, 1.0)
+    job, comms, t = started(4, 10)
     all_make(comms[1:], AR, t, count=1)
     return job, comms, t + waited
 
@@ -292,9 +273,7 @@ def checkpoint_past_the_timeout() -> Job:
     options=FAST,
 )
 def communicators_in_different_order() -> Job:
-    job = Job()
-    world = job.world(3)
-    t = rounds(world, 5, 1.0)
+    job, world, t = started(3, 5)
     for i in range(3):
         members = (i, (i + 1) % 3)
         pair = [world[r].proc.comm(f"00000000000000b{i}", n, 2) for n, r in enumerate(members)]

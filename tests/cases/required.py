@@ -23,6 +23,7 @@ from cases.kit import (
     case,
     make,
     rounds,
+    started,
     watch,
     watch_all,
 )
@@ -243,9 +244,7 @@ def blocking_send_before_a_receive() -> Job:
 
 
 def _commands() -> tuple[Job, list[Comm], float]:
-    job = Job()
-    comms = job.world(3)
-    t = rounds(comms, 5, 1.0, api=BC, root=0)
+    job, comms, t = started(3, 5, api=BC, root=0)
     all_make(comms[1:], BC, t, root=0)
     return job, comms, t
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases.kit import AR, READS, RUNS, all_make, make, rounds, watch, watch_all
+from cases.kit import AR, READS, RUNS, all_make, make, rounds, started, watch, watch_all
 from support.tracegen import Comm, Job, Proc, S
 
 from lives.kit import HANGS, life
@@ -24,9 +24,7 @@ def _leave(p: Proc, t: float, comm: Comm | None = None) -> None:
 
 def _end(hung: bool, destroy: bool, early: int) -> Job:
     """Ranks leave one by one; in the twin one of them leaves a step early."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 50, 1.0)
+    job, comms, t = started(4, 50)
     if hung:
         stay = [c for r, c in enumerate(comms) if r != early]
         all_make(stay, AR, t + 1)
@@ -51,9 +49,7 @@ def end_with_destroy(hung: bool) -> Job:
 @life("nccl_missing_exit", blamed=(2,), notices=True)
 def destroy_waits_for_the_last(hung: bool) -> Job:
     """ncclCommDestroy waits for rank 2, which writes a last checkpoint, or never calls it."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 50, 1.0)
+    job, comms, t = started(4, 50)
     for r, c in enumerate(comms):
         if r == 2:
             continue
@@ -146,9 +142,7 @@ def late_attach(hung: bool) -> Job:
 @life(MISSING, blamed=(1,))
 def restart_under_one_run_id(hung: bool) -> Job:
     """The launcher stops all workers in a step and starts new ones in the same folder."""
-    job = Job()
-    old = job.world(4)
-    t = rounds(old, 50, 1.0)
+    job, old, t = started(4, 50)
     all_make(old[:2], AR, t)
     for r, c in enumerate(old):
         watch(c.proc, t + 1, (0.0, RUNS))
@@ -167,9 +161,7 @@ def restart_under_one_run_id(hung: bool) -> Job:
 @life(MISSING, blamed=(2,))
 def elastic_scale_down(hung: bool) -> Job:
     """Rank 3 leaves on notice: all abort the old communicator, three make a new one."""
-    job = Job()
-    old = job.world(4)
-    t = rounds(old, 50, 1.0)
+    job, old, t = started(4, 50)
     for r, c in enumerate(old):
         c.proc.comm_end(c, t + 0.1 * r, "abort")
         c.proc.call(c, "ncclCommAbort", t + 0.1 * r, dur=0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases.kit import AR, BC, READS, RUNS, SERVES, all_make, make, rounds, watch, watch_all
+from cases.kit import AR, BC, READS, RUNS, SERVES, all_make, make, rounds, started, watch, watch_all
 from support.tracegen import Comm, Job
 
 from lives.kit import HANGS, life
@@ -19,9 +19,7 @@ def _request(comms: list[Comm], t: float) -> float:
 
 def _serve(waits: list[float]) -> tuple[Job, list[Comm], float]:
     """Requests with quiet spells between them; ends with followers that wait."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 3, 1.0)
+    job, comms, t = started(4, 3)
     for wait in waits:
         all_make(comms[1:], BC, t, root=0)
         t = _request(comms, t + wait)

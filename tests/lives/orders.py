@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cases.kit import AR, BC, LOCKED, READS, RUNS, make, rounds, watch, watch_all
+from cases.kit import AR, BC, LOCKED, READS, RUNS, make, rounds, started, watch, watch_all
 from support.tracegen import Job
 
 from lives.kit import HANGS, life
@@ -75,9 +75,7 @@ def hosts_run_far_ahead(hung: bool) -> Job:
 @life("collective_missing_enter", blamed=(3,), notices=True)
 def graph_capture(hung: bool) -> Job:
     """Ranks capture minutes apart, replay for long without a call, then go on eagerly."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 10, 1.0)
+    job, comms, t = started(4, 10)
     for r, c in enumerate(comms):
         for i in range(30):
             make(c, AR, t + 30 * r + 0.001 * i, capture="yes")

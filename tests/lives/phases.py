@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases.kit import AR, READS, RUNS, WRITES, State, make, rounds, watch
+from cases.kit import AR, READS, RUNS, WRITES, State, make, rounds, started, watch, watch_all
 from support.tracegen import Job
 
 from lives.kit import HANGS_IN_PHASE, PHASE_LIMIT, life
@@ -12,9 +12,7 @@ MISSING = "collective_missing_enter"
 
 def _late(hung: bool, who: int, takes: float, state: State, api: str = AR) -> Job:
     """One rank comes late to a collective that the others wait in, or never."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 20, 1.0)
+    job, comms, t = started(4, 20)
     for r, c in enumerate(comms):
         if r != who:
             make(c, api, t)
@@ -82,43 +80,42 @@ def first_collective_waits_inside(hung: bool) -> Job:
     return job
 
 
+#: Seconds that each rank compiles for.
+COMPILES = (40.0, 90.0, 120.0, 250.0)
+
+
+def _compile(hung: bool, declared: bool) -> tuple[Job, float, float]:
+    """All compile, each as long as it takes, then they meet; when they began, and the end."""
+    job, comms, t = started(4, 20)
+    for c, took in zip(comms, COMPILES, strict=True):
+        if declared:
+            c.proc.phase(t + 0.5, "compile")
+        if not hung or took != COMPILES[-1]:
+            make(c, AR, t + took)
+            if declared:
+                c.proc.phase(t + took + 0.1, None)
+    if hung:
+        return job, t, t + COMPILES[0] + HANGS_IN_PHASE
+    return job, t, rounds(comms, 40, t + COMPILES[-1] + 0.5, step=1.0)
+
+
 @life(MISSING, blamed=(3,), notices=True)
 def compile_of_a_new_shape(hung: bool) -> Job:
-    """All compile, each as long as it takes; then they meet in one collective."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 20, 1.0)
-    takes = (40.0, 90.0, 120.0, 250.0)
-    for c, took in zip(comms, takes, strict=True):
-        if not hung or took != takes[-1]:
-            make(c, AR, t + took)
-    end = t + 40 + HANGS_IN_PHASE
-    if not hung:
-        end = rounds(comms, 40, t + takes[-1] + 0.5, step=1.0)
-    for p in job.procs:
-        watch(p, end, (0.0, RUNS))
+    """The hung one never comes to the collective in which they meet."""
+    job, _, end = _compile(hung, declared=False)
+    watch_all(job.procs, end, (0.0, RUNS))
     return job
 
 
 @life(MISSING, blamed=(3,))
 def compile_declared(hung: bool) -> Job:
     """All declare it; the hung one is killed in the midst of it."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 20, 1.0)
-    takes = (40.0, 90.0, 120.0, 250.0)
-    for c, took in zip(comms, takes, strict=True):
-        c.proc.phase(t + 0.5, "compile")
-        if not hung or took != takes[-1]:
-            make(c, AR, t + took)
-            c.proc.phase(t + took + 0.1, None)
-    end = t + 40 + HANGS_IN_PHASE if hung else rounds(comms, 40, t + takes[-1] + 0.5, step=1.0)
-    for p in job.procs:
-        if hung and p.rank == 3:
-            watch(p, t + 200, (0.0, RUNS))
-            p.end(t + 200.5, how="signaled", signal=9)
-        else:
-            watch(p, end, (0.0, RUNS))
+    job, t, end = _compile(hung, declared=True)
+    watch_all(job.procs[:3], end, (0.0, RUNS))
+    last = job.procs[3]
+    watch(last, t + 200 if hung else end, (0.0, RUNS))
+    if hung:
+        last.end(t + 200.5, how="signaled", signal=9)
     return job
 
 

@@ -6,7 +6,19 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from cases.kit import AR, LARGE, READS, RECV, RUNS, SEND, SMALL, make, rounds, watch, watch_all
+from cases.kit import (
+    AR,
+    LARGE,
+    READS,
+    RECV,
+    RUNS,
+    SEND,
+    SMALL,
+    make,
+    started,
+    watch,
+    watch_all,
+)
 from support.tracegen import Comm, Job
 
 from lives.kit import HANGS, life
@@ -189,9 +201,7 @@ PAIR = "00000000000000bb"
 @life("comm_init_missing_enter", blamed=(), notices=True)
 def pair_communicator_made_lazily(hung: bool) -> Job:
     """Ranks 0 and 1 make a communicator for themselves, minutes apart."""
-    job = Job()
-    comms = job.world(4)
-    t = rounds(comms, 20, 1.0)
+    job, _, t = started(4, 20)
     first, second = job.procs[0], job.procs[1]
     args: dict[str, Any] = {"uid_hash": PAIR, "nranks": 2}
     first.enter(None, "ncclCommInitRank", t, rank=0, **args)
