@@ -11,6 +11,7 @@ from nccluprobe.match.crashed import crashed_at
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
+from nccluprobe.match.p2p_behind import halves_behind
 from nccluprobe.match.p2p_faults import Faults
 from nccluprobe.match.p2p_fill import fill
 from nccluprobe.match.p2p_judge import Judge
@@ -154,7 +155,7 @@ class P2P:
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
         self.stalls = stalls = self.run_devices(comms, context, known, disputed, orders)
-        current += stalls.findings
+        current += [*stalls.findings, *halves_behind(stalls, context, self.sides)]
         heads = Heads(stalls.stalls, self.sides)
         judges: list[Judge] = []
         for key, channels in sorted(by_comm.items()):

@@ -100,16 +100,16 @@ class Heads:
 
     def _before_next(self, e: Endpoint) -> list[Stall]:
         """What the next call of an endpoint would stand behind."""
-        stream = self._stream(e)
+        stream = stream_of(e, self.sides.get((e.info.source, e.info.id)))
         return [] if stream is None else list(self._at.get((e.process.who, stream), ()))
 
-    def _stream(self, e: Endpoint) -> int | None:
-        """The stream of all remembered calls of an endpoint; None: several, or not known."""
-        used = set(e.tail.stream.tolist())
-        side = self.sides.get((e.info.source, e.info.id))
-        if side is not None:
-            used |= set(side.recent()[:, STREAM].tolist())
-        return max(used.pop(), 0) if len(used) == 1 else None
+
+def stream_of(e: Endpoint, side: Side | None) -> int | None:
+    """The stream of all remembered calls of an endpoint; None: several, or not known."""
+    used = set(e.tail.stream.tolist())
+    if side is not None:
+        used |= set(side.recent()[:, STREAM].tolist())
+    return max(used.pop(), 0) if len(used) == 1 else None
 
 
 def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At, Side]) -> None:

@@ -138,6 +138,32 @@ def _between_collectives(
     return _verdict(op, mine, theirs, usual, usual)
 
 
+def left_one_out(
+    comm: Communicator, sides: Mapping[At, Side], has: Side, lacks: Endpoint, op: Op
+) -> bool | None:
+    """Whether a peer that has gone on to the next collective made less than others before it.
+
+    ``has``: the side that stands before that collective, in ``op``.  False: it made as
+    much as they did; None: not told.
+    """
+    epoch = epoch_of(has.endpoint, op.idx)
+    if epoch is None or epoch[0] != epoch[1]:
+        return None
+    found: dict[int, Shape | None] = {}
+    for rank, e in comm.endpoints.items():
+        if e.info.from_start and e is not has.endpoint:
+            found[rank] = _in_epoch(e, sides.get((e.info.source, e.info.id)), epoch[0])
+    theirs = found.pop(lacks.comm_rank or 0, None)
+    usual = _most(s for s in found.values() if s is not None)
+    if theirs is None or usual is None:
+        return None
+    if theirs == usual:
+        return False
+    sends = 1 if op.send else 0
+    short = theirs[0] + 1 - sends <= usual[0] and theirs[1] + sends <= usual[1]
+    return True if short else None
+
+
 def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
     """What an endpoint made between two collectives; None: not over, or not remembered."""
     rows = e.tail.rows()

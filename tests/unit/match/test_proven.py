@@ -68,3 +68,44 @@ def test_a_queued_receive_of_a_rank_outside_nccl_does_not_say_that_it_went_away(
     pair[1].proc.call(pair[1], RECV, t, peer=0, count=2 * BIG, stream=0x20)
     cover(job.procs, 400)
     assert kinds(analyze_job(job)) == {("p2p_unmatched", "unknown")}
+
+
+def ring(c: Comm, t: float, n: int, but: str | None = None, **more: Any) -> None:
+    """A send to the right and a receive from the left in a group, one of which is left out."""
+    r = c.proc.rank
+    calls = [(c, SEND, {"peer": (r + 1) % n}), (c, RECV, {"peer": (r - 1) % n})]
+    c.proc.group([(x, api, a | {"count": BIG} | more) for x, api, a in calls if api != but], t)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [("receive", {2}), ("call", {1}), ("uneven", set()), ("streams", {1}), ("away", {1})],
+)
+def test_a_half_behind_a_call_that_its_rank_has_not_made(what: str, named: set[int]) -> None:
+    """Rounds of a ring and an AllReduce; the next receive of rank 2 takes the place of one.
+
+    ``call``: it is rank 1 that has left out the AllReduce.  ``uneven``: no two of the others
+    make as much.  ``streams``: calls of rank 1 have two streams.
+    """
+    job = Job()
+    world = job.world(5)
+    t = steps(world, 1, stream=7)
+    for i in range(3):
+        for r, c in enumerate(world):
+            last = r == 1 and i > 0
+            if last and i == 2 and what != "call":
+                continue  # it waits for its device
+            but = RECV if (i, r) == (1, 2) and what != "call" else None
+            ring(c, t + i, 5, but, stream=9 if last and what == "streams" else 7)
+            if r in (3, 4) and what == "uneven":
+                api = SEND if r == 3 else RECV
+                c.proc.call(c, api, t + i + 0.1, peer=7 - r, count=BIG, stream=7)
+            if not last:
+                c.proc.call(c, "ncclAllReduce", t + i + 0.5, stream=7)
+    cover([c.proc for c in world if c.proc.rank != 1], 400)
+    state: dict[str, Any] = {"main": "syscall", "syscall": "read"} if what == "away" else {}
+    world[1].proc.cover(0.5, 400, **state)
+    found = analyze_job(job)
+    assert blamed(found) == named
+    reasons = {f.details["reason"] for f in found if f.role == "root_cause"}
+    assert ("call_skipped" in reasons) == (what in ("receive", "uneven"))

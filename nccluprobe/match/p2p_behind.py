@@ -1,0 +1,112 @@
+"""A send or receive whose other half stands behind a call that its rank has not made.
+
+The halves of one channel are counted: where a rank leaves one out, its next one takes
+that place, and both ends look as if nothing was missing.  But it stands behind a
+collective that the waiting rank comes to only after its own half, in the same stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nccluprobe.match import p2p_finding as make
+from nccluprobe.match.absence import Context, waiting_until
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.device import Stall
+from nccluprobe.match.device_ops import Part
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.p2p_loss import unseen
+from nccluprobe.match.p2p_pair import At
+from nccluprobe.match.p2p_past import left_out_call, stream_of
+from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, Op, Side
+from nccluprobe.match.p2p_shape import left_one_out
+from nccluprobe.match.stalls import Stalls
+from nccluprobe.match.status import unseen as unseen_calls
+from nccluprobe.match.tail import IDX as CALL_IDX
+from nccluprobe.match.tail import ORD as CALL_ORD
+
+
+def halves_behind(
+    stalls: Stalls,
+    context: Callable[[Communicator], Context],
+    sides: Mapping[At, Side],
+) -> list[Finding]:
+    """Findings of such halves; they become the causes of what stands still because of them."""
+    found = []
+    for s in stalls.stalls:
+        if id(s.node) in stalls.causes or s.lack.missing or s.lack.gone or s.lack.fault:
+            continue
+        for part in s.parts:
+            f = None if part.message is None else _judge(s, part, context(part.comm), sides)
+            if f is not None:
+                stalls.causes[id(s.node)] = f
+                found.append(f)
+                break
+    return found
+
+
+def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Finding | None:
+    own, comm = s.endpoint, part.comm
+    e, mine = comm.endpoints.get(part.peer), sides.get(s.side_key)
+    theirs = None if e is None else sides.get((e.info.source, e.info.id))
+    if e is None or theirs is None or mine is None or not _both_watched(own, e, comm):
+        return None
+    quiet = min(waiting_until(x, ctx) - _last(x) for x in (own, e))
+    half = _half(part, theirs)
+    if half is None or quiet < ctx.options.missing_after:
+        return None
+    call = _call_at(e, own.entered)
+    last = -1 if own.last_idx is None else own.last_idx
+    if call is None or half.idx < call or part.idx < last or len(s.node.streams) != 1:
+        return None
+    stream = stream_of(own, mine)
+    if stream is None or s.node.streams != {(own.process.who, stream)}:
+        return None  # its next call may not stand behind it
+    lane = (bool(half.send), half.peer)
+    if unseen_calls(own) or unseen(e, theirs, lane) or left_out_call(comm, own, sides):
+        return None
+    op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
+    if op is None:
+        return None
+    says = left_one_out(comm, sides, mine, e, op)
+    if says is False:
+        return None  # it is the waiting rank that has left out the call
+    culprit = e if says else None
+    f = make.left_over(comm, ctx, own, e, (op,), culprit, loss=False, shifted=True, position=op.ord)
+    f.details["confidence"] = "inferred"
+    f.severity = "error" if quiet >= ctx.options.error_after else "notice"
+    return f
+
+
+def _both_watched(own: Endpoint, e: Endpoint, comm: Communicator) -> bool:
+    if comm.disagreement is not None or not (own.slotted and e.slotted):
+        return False
+    if own.guessed or e.guessed or e.entered <= own.entered or own.queued:
+        return False
+    if any(x.process.ended or x.end is not None for x in (own, e)):
+        return False
+    return host_of(own) is not Host.AWAY
+
+
+def _last(e: Endpoint) -> int:
+    return max(e.process.last_activity, e.last_t)
+
+
+def _half(part: Part, theirs: Side) -> Op | None:
+    """The peer's half of a send or receive."""
+    assert part.message is not None
+    _, send, order = part.message
+    for row in theirs.recent().tolist():
+        if (row[PEER], row[ORD], bool(row[SEND])) == (part.rank, order, not send):
+            return Op(*row)
+    return None
+
+
+def _call_at(e: Endpoint, slot: int) -> int | None:
+    """call_idx of a collective; None: not remembered."""
+    order = slot - (e.entered - e.next_ord)
+    rows = e.tail.rows()
+    at = rows[rows[:, CALL_ORD] == order]
+    return int(at[-1, CALL_IDX]) if len(at) else None
