@@ -50,6 +50,21 @@ def analyze_job(job: Job, **options: Any) -> list[Finding]:
     return sorted(run.analysis.matcher.book.all(), key=lambda f: (f.since, f.id))
 
 
+def blamed(found: list[Finding]) -> set[int]:
+    """Ranks of the job that root causes name."""
+    return {
+        who["rank"]
+        for f in found
+        if f.role == "root_cause" and f.state == "open"
+        for who in f.named
+    }
+
+
+def kinds(found: list[Finding]) -> list[tuple[str, str]]:
+    """Kind and severity of open findings."""
+    return [(f.hang_type, f.severity) for f in found if f.state == "open"]
+
+
 def steps(comms: list[Any], n: int, start: float = 1.0, step: float = 0.1, **args: Any) -> float:
     """All ranks make ``n`` AllReduce calls; returns the time after the last."""
     for i in range(n):

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
+from support import messages
 from support.analysis import Run, analyze_job, cover
-from support.tracegen import Comm, Job
+from support.messages import AR, BIG, RECV, SEND
+from support.tracegen import Job
 
 from nccluprobe.match.finding import Finding
 
-AR, SEND, RECV = "ncclAllReduce", "ncclSend", "ncclRecv"
-BIG = 1 << 24
-
-
-def post(c: Comm, api: str, peer: int, t: float, count: int = BIG, **more: Any) -> None:
-    c.proc.call(c, api, t, peer=peer, count=count, stream=0, **more)
-
-
-def exchange(comms: list[Comm], n: int, t: float = 1.0, counts: tuple[int, ...] = (BIG,)) -> float:
-    """Rank 0 sends to rank 1 ``n`` times; returns the time after it."""
-    for i in range(n):
-        post(comms[0], SEND, 1, t + 0.1 * i, counts[i % len(counts)])
-        post(comms[1], RECV, 0, t + 0.1 * i + 0.01, counts[i % len(counts)])
-    return t + 0.1 * n
+#: All in one stream.
+post = partial(messages.post, stream=0)
+exchange = partial(messages.exchange, stream=0)
 
 
 def roots(found: list[Finding]) -> list[tuple[str, list[int]]]:
