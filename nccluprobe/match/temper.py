@@ -81,6 +81,7 @@ def temper(findings: Iterable[Finding]) -> None:
     for causes in jobs.values():
         causes.sort(key=lambda f: (f.since, f.id))
         _guesses(causes)
+        _circles_beside_difference(causes)
         _alive_beside_gone(causes)
         _alive_beside_difference(causes)
         _named_by_others(causes)
@@ -92,6 +93,23 @@ def _guesses(causes: list[Finding]) -> None:
     for f in causes:
         if known is not None and _is_guess(f) and not set(f.culprits) <= set(known.culprits):
             _demote(f, known)
+
+
+def _circles_beside_difference(causes: list[Finding]) -> None:
+    """Who is named by the shape of a circle of waits is not, beside calls seen to differ."""
+    seen = [
+        f
+        for f in causes
+        if f.hang_type in ("collective_mismatch", "skipped_or_extra_call")
+        and f.details.get("confidence") == "observed"
+        and f.culprits
+    ]
+    for f in causes:
+        if "cycle" not in f.details or f.details.get("confidence") == "observed":
+            continue
+        near = [g for g in seen if abs(f.since - g.since) <= _AFTER]
+        if near and f.culprits and not set(f.culprits) <= set(near[0].culprits):
+            _demote(f, near[0])
 
 
 def _alive_beside_gone(causes: list[Finding]) -> None:

@@ -1,4 +1,4 @@
-"""Records lost after the last call that is seen, while others have run ahead by different numbers."""
+"""Records lost after the last call that is seen, beside others that have run ahead."""
 
 from __future__ import annotations
 

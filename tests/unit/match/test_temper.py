@@ -121,6 +121,27 @@ def test_a_call_that_does_not_return_is_no_cause_beside_calls_that_cannot_be_one
     assert (difference.role, held.role, held.culprits) == ("root_cause", "unknown", ())
 
 
+@pytest.mark.parametrize(
+    ("later", "confidence", "blamed"),
+    [(10, "inferred", ()), (600, "inferred", (4,)), (10, "observed", (4,))],
+)
+def test_a_circle_of_waits_names_nobody_beside_calls_that_were_seen_to_differ(
+    later: int, confidence: str, blamed: tuple[int, ...]
+) -> None:
+    second = 1_000_000_000
+    difference = finding("collective_mismatch", "arguments_differ", "observed", 1, since=second)
+    at = (1 + later) * second
+    circle = finding("skipped_or_extra_call", "call_extra", confidence, 4, since=at)
+    circle.details["cycle"] = []
+    temper([circle, difference])
+    assert (difference.role, circle.culprits) == ("root_cause", blamed)
+    less = finding("collective_mismatch", "arguments_differ", "inferred", 1, since=at)
+    circle = finding("skipped_or_extra_call", "call_extra", "inferred", 4, since=at)
+    circle.details["cycle"] = []
+    temper([circle, less])
+    assert circle.culprits == (4,)
+
+
 def test_who_is_gone_is_blamed_beside_calls_that_cannot_be_one() -> None:
     difference = finding("collective_mismatch", "arguments_differ", "observed", 1)
     gone = absence((4, GONE, None))
