@@ -100,10 +100,12 @@ class Device:
         faults: Mapping[Channel, tuple[int, Finding]],
         table: SignatureTable,
         disputed: frozenset[CommKey] = frozenset(),
+        crashes: bool = True,
     ) -> None:
+        """``crashes``: who crashed may have done so in a call that all had begun."""
         self._comms = {c.key: c for c in comms}
         self._sides, self._size, self._faults = sides, size, faults
-        self._disputed = disputed
+        self._disputed, self._crashes = disputed, crashes
         #: (channel, is a send, ordinal) -> where it stands
         self._message: dict[tuple[Channel, bool, int], Node] = {}
         self._meeting: dict[tuple[CommKey, int], Meeting] = {}
@@ -218,8 +220,8 @@ class Device:
             d = self._death.get(id(e))
             if d is None or meeting.spared(rank):
                 continue
-            limit = margin(e, meeting.comm.endpoints.values()) - in_flight(e, newest)
-            if meeting.t - d > limit:
+            late = meeting.t - d + self._crashes * in_flight(e, newest)
+            if late > margin(e, meeting.comm.endpoints.values()):
                 meeting.gone.append(e)
         self._ask += [n for n in meeting.nodes.values() if n.begun]
 

@@ -204,7 +204,8 @@ def stalls_of(
     orders: Sequence[Finding],
 ) -> Stalls:
     """Run the streams, and find orders that exclude each other."""
-    device = Device(comms, sides, pairs.wires.size, faults.at, table, disputed)
+    # A send or receive that lacks its partner explains more than a call that may have ended.
+    device = Device(comms, sides, pairs.wires.size, faults.at, table, disputed, not pairs.open)
     found = Stalls(device, device.stalls())
     found.note()
     for members in device.deadlocks(found.stalls):
