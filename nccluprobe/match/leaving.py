@@ -6,6 +6,7 @@ when others wait on for longer than a shutdown takes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nccluprobe.match.absence import Context, waiting_until
@@ -16,6 +17,7 @@ from nccluprobe.match.waits import seen_in
 if TYPE_CHECKING:
     from nccluprobe.match.communicator import CommKey
     from nccluprobe.match.endpoint import Endpoint
+    from nccluprobe.match.process import Process
     from nccluprobe.match.waits import Wait
 
 #: Ways to end a communicator that belong to an orderly end.
@@ -56,8 +58,11 @@ def note_left(w: Wait, gone: list[Endpoint]) -> None:
     f.left = tuple(gone)
 
 
-def settle(waits: list[Wait], contexts: dict[CommKey, Context]) -> None:
+def settle(
+    waits: list[Wait], contexts: dict[CommKey, Context], processes: Iterable[Process]
+) -> None:
     """Name who left under the others, or who made a call after all others had; after roles."""
+    over = [p for p in processes if _ended_in_order(p)]
     for w in waits:
         f = w.finding
         if f is None:
@@ -72,6 +77,8 @@ def settle(waits: list[Wait], contexts: dict[CommKey, Context]) -> None:
                 "they left too early, or else the others made a call too much: as many say one "
                 "thing as the other"
             )
+            if _is_end_of_job(w, f, over, contexts[w.comm.key]):
+                f.culprits = ()
 
 
 def _left(w: Wait, f: Finding, ctx: Context) -> None:
@@ -106,10 +113,14 @@ def _orderly(e: Endpoint) -> bool:
     """Whether it left as one does at the end of a job, and was not told to in mid-call."""
     if left_at(e) is None or ended_abruptly(e.process):
         return False
-    if e.end is not None:
-        return e.end.how in _ORDERLY
-    end = e.process.end
-    return end is not None and not end.signal and not end.in_flight and not e.process.cut
+    return e.end.how in _ORDERLY if e.end is not None else _ended_in_order(e.process)
+
+
+def _ended_in_order(p: Process) -> bool:
+    end = p.end
+    if end is None or not p.ended or ended_abruptly(p):
+        return False
+    return not end.signal and not end.in_flight and not p.cut
 
 
 def _judged(w: Wait, f: Finding) -> bool:
@@ -134,8 +145,25 @@ def _is_tie(w: Wait, f: Finding) -> bool:
     return (
         _judged(w, f)
         and 2 * len(w.absent) == w.comm.key.nranks
-        and all(_orderly(e) and e.end is not None for e in w.absent)
+        and all(_orderly(e) for e in w.absent)
     )
+
+
+def _is_end_of_job(w: Wait, f: Finding, over: list[Process], ctx: Context) -> bool:
+    """Whether others came to their end with those that left, and it is about a single call.
+
+    Then the program was over for them, and the call may be one too many.
+    """
+    members = {id(e.process) for e in w.comm.endpoints.values()}
+    limit = ctx.options.silent_after
+    return f.details["queued_behind"] == 0 and all(
+        e.end is None and any(id(p) not in members and _together(p, e.process, limit) for p in over)
+        for e in w.absent
+    )
+
+
+def _together(a: Process, b: Process, limit: int) -> bool:
+    return a.end is not None and b.end is not None and abs(a.end.t - b.end.t) <= limit
 
 
 def _extra(w: Wait, f: Finding) -> None:

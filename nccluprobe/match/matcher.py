@@ -110,7 +110,7 @@ class Matcher(State):
         )
         explain_zeros(waits, self.table)
         exits.relabel(waits, contexts)
-        leaving.settle(waits, contexts)
+        leaving.settle(waits, contexts, self.processes.values())
         current += sites.settle(waits, contexts, current)
         inits.link(current)
         temper(current)

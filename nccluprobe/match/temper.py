@@ -80,12 +80,29 @@ def temper(findings: Iterable[Finding]) -> None:
             jobs.setdefault(f.job, []).append(f)
     for causes in jobs.values():
         causes.sort(key=lambda f: (f.since, f.id))
+        _gone_past_by_several(causes)
         _guesses(causes)
         _circles_beside_difference(causes)
         _alive_beside_gone(causes)
         _alive_beside_difference(causes)
         _named_by_others(causes)
         _nameless(causes)
+
+
+def _gone_past_by_several(causes: list[Finding]) -> None:
+    """One that several others have gone past is out of step itself: these are not all wrong."""
+    peers: dict[tuple[Hashable, ...], set[tuple[Hashable, ...]]] = {}
+    past = [f for f in causes if f.details.get("reason") == "partner_gone_past" and _is_guess(f)]
+    for f in past:
+        peers.setdefault(f.waiters, set()).update(
+            (s["host"], s["pid"])
+            for s in f.details.get("missing_rank_status") or ()
+            if s["reason"] == "partner_gone_past" and s.get("pid")
+        )
+    for f in past:
+        if len(f.waiters) == 1 and len(peers[f.waiters]) > 1:
+            f.culprits = f.waiters
+            f.details["note"] = "several ranks have gone past it: it is the one that is out of step"
 
 
 def _guesses(causes: list[Finding]) -> None:
@@ -139,10 +156,15 @@ def _alive_beside_difference(causes: list[Finding]) -> None:
         near = [
             g
             for g in differences
-            if abs(f.since - g.since) <= _AFTER and g.comm_uid_hash != f.comm_uid_hash
+            if abs(f.since - g.since) <= _AFTER
+            and (g.comm_uid_hash != f.comm_uid_hash or (_is_held(f) and _is_before(g, f)))
         ]
         if near and not set(f.culprits) <= set(near[0].culprits):
             _demote(f, near[0])
+
+
+def _is_before(g: Finding, f: Finding) -> bool:
+    return g.comm_seq is not None and f.comm_seq is not None and g.comm_seq < f.comm_seq
 
 
 def _is_fact(f: Finding) -> bool:

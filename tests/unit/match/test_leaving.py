@@ -119,6 +119,36 @@ def test_who_may_only_have_made_the_call_too_many_is_not_named() -> None:
     assert blamed([f]) == {4}
 
 
+@pytest.mark.parametrize(
+    ("others", "calls", "named"),
+    [(2.6, 1, []), (2.6, 2, [1]), (60.0, 1, [1]), (None, 1, [1])],
+    ids=["with others", "two calls", "long before others", "alone"],
+)
+def test_one_of_two_that_ended_and_one_call(
+    others: float | None, calls: int, named: list[int]
+) -> None:
+    """Rank 1 ends in order, and rank 0 calls on their own communicator; when do others end?"""
+    job = Job()
+    world = job.world(4)
+    pair = [world[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1)]
+    t = steps(pair, 3, start=steps(world, 5))
+    steps(pair[:1], calls, start=t)
+    for c in world:
+        end = 2.5 if c is world[1] else others
+        if c is world[0] or end is None:
+            c.proc.cover(0.5, t + 400)
+        else:
+            c.proc.cover(0.5, t + end - 0.1)
+            leave(c, t + end, "exit")
+    (f,) = analyze_job(job)
+    assert (f.role, f.details["reason"], f.details["confidence"]) == (
+        "root_cause",
+        "rank_exited",
+        "inferred",
+    )
+    assert [c["rank"] for c in f.named] == named
+
+
 @pytest.mark.parametrize("how", ["crash", "abort"])
 def test_the_greater_part_did_not_end_in_an_orderly_way(how: str) -> None:
     job = Job()

@@ -164,3 +164,39 @@ def test_a_rank_missing_before_a_difference_on_its_own_communicator_is_named() -
     difference.comm_uid_hash = alive.comm_uid_hash = "00000000000000aa"
     temper([difference, alive])
     assert pids(alive) == [4]
+
+
+def gone_past(who: int, waiter: int, **more: Any) -> Finding:
+    f = finding("p2p_unmatched", "partner_gone_past", "inferred", who, waiters=(waiter,), **more)
+    f.details["missing_rank_status"] = [
+        {"reason": "partner_gone_past", "host": "a", "pid": who},
+        {"reason": "rank_alive_but_not_entered", "host": "a", "pid": 99},
+    ]
+    return f
+
+
+def test_one_that_several_have_gone_past_is_out_of_step_itself() -> None:
+    found = [gone_past(1, waiter=0), gone_past(2, waiter=0)]
+    temper(found)
+    assert [f.culprits for f in found] == [(0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    "other", [gone_past(2, waiter=5), gone_past(2, waiter=0, job="b"), gone_past(1, waiter=0)]
+)
+def test_of_different_waits_each_has_its_own_cause(other: Finding) -> None:
+    f = gone_past(1, waiter=0)
+    was = other.culprits
+    temper([f, other])
+    assert (f.culprits, other.culprits) == ((1,), was)
+
+
+@pytest.mark.parametrize(("slot", "role"), [(5, "root_cause"), (20, "unknown")])
+def test_a_call_does_not_return_on_a_stream_behind_one_left_out(slot: int, role: str) -> None:
+    """Of one communicator: after the difference it is a consequence, before it is not."""
+    skip = finding("skipped_or_extra_call", "call_skipped", "observed", 3)
+    held = finding("collective_missing_exit", "call_not_returned", "inferred", 5)
+    for f, seq in ((skip, 9), (held, slot)):
+        f.comm_uid_hash, f.comm_seq = "aa", seq
+    temper([skip, held])
+    assert (skip.role, held.role) == ("root_cause", role)
