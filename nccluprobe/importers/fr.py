@@ -125,14 +125,13 @@ class FlightRecorder:
         if found:
             return found
         groups = self._groups.values()
-        found = {
+        return {
             rank
             for rank, c in calls.items()
             if c.oldest_open is None
             and c.forgets
             and is_ahead(groups, rank, status_by_name(c.dump))
         }
-        return found if len(found) == 1 else set()
 
     def _read(self, rank: int, calls: Calls, was_cut: bool) -> None:
         dump = calls.dump

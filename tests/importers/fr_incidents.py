@@ -304,6 +304,7 @@ KINDS = (
     "stop-tensor",
     "sleep-one",
     "late-one",
+    "late-any",
     "late-gone",
     "cut",
     "size-one",

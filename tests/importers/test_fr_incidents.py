@@ -71,6 +71,14 @@ def test_a_dump_that_shows_only_what_came_later(kind: str, seed: int, tmp_path: 
         assert blamed(incident, form, tmp_path) == incident.culprits, form
 
 
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_several_dumps_that_show_only_what_came_later(seed: int, tmp_path: Path) -> None:
+    incident = made("late-any", seed)
+    found = blamed(incident, "active", tmp_path)
+    assert found
+    assert found <= incident.culprits
+
+
 @pytest.mark.parametrize("seed", [0, 5, 6])
 def test_a_device_that_begins_nothing(seed: int, tmp_path: Path) -> None:
     """Its host goes on; others have begun what waits for it, which dumps tell if they time it."""
