@@ -7,7 +7,7 @@ from typing import Any
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
 from nccluprobe.match.pipeline import Analysis
-from support.tracegen import Job, Proc
+from support.tracegen import Comm, Job, Proc
 
 
 class Run:
@@ -76,3 +76,23 @@ def steps(comms: list[Any], n: int, start: float = 1.0, step: float = 0.1, **arg
 def cover(procs: list[Proc], end: float, **more: Any) -> None:
     for p in procs:
         p.cover(0.5, end, **more)
+
+
+def hang(
+    n: int = 4,
+    missing: tuple[int, ...] = (3,),
+    calls: int = 42,
+    waited: float = 60.2,
+    covered: bool = True,
+    **more: Any,
+) -> tuple[Job, list[Comm], float]:
+    """Some calls by all, then one more by all but the missing."""
+    job = Job()
+    comms = job.world(n, **more)
+    t = steps(comms, calls)
+    for r, c in enumerate(comms):
+        if r not in missing:
+            c.proc.call(c, "ncclAllReduce", t)
+    if covered:
+        cover(job.procs, t + waited)
+    return job, comms, t
