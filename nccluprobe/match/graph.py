@@ -95,6 +95,10 @@ class Graph:
         heads = [w for w in waits if w.heads is None or actor in w.heads]
         return heads or waits
 
+    def supposed(self, actor: Actor) -> bool:
+        """Whether that it waits for nobody rests on calls that others may have made unseen."""
+        return any(id(w) in self._came for w in self.blockers.get(actor, ()))
+
     def left(self, w: Wait, e: Endpoint) -> bool:
         """Whether an absent member ended by itself: it will not come, and waits for nobody."""
         times = [x.t for x in (e.end, e.process.end if e.process.ended else None) if x is not None]

@@ -250,6 +250,8 @@ class _Roles:
             f.culprits = tuple(who for who in f.culprits if who in wanted)
             if any(self._chosen(w, e) for e in named) and f.details["confidence"] == "observed":
                 f.details["confidence"] = "inferred"
+            if any(self.graph.supposed(e.actor) for e in named):
+                f.details["confidence"] = "reduced"
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.analysis import Run, cover, steps
+from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
 from nccluprobe.match.finding import Finding
@@ -153,3 +153,22 @@ def test_places_of_losses_are_forgotten_with_the_communicator() -> None:
     run.scan()
     for p in run.analysis.matcher.processes.values():
         assert set(p.losses.holes) == {comms[0].id}
+
+
+@pytest.mark.parametrize(("lost", "confidence"), [(True, "reduced"), (False, "inferred")])
+def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
+    lost: bool, confidence: str
+) -> None:
+    """Rank 0 is outside NCCL, its call made; rank 1 may have made it too, and waits elsewhere."""
+    job = Job()
+    xs = job.world(2)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs)]
+    for c in (*xs, *ys):
+        c.proc.call(c, "ncclAllReduce", 1.0, stream=0)
+    xs[0].proc.call(xs[0], "ncclAllReduce", 2.0, stream=0)
+    ys[1].proc.enter(ys[1], "ncclAllReduce", 3.0, stream=0)
+    for p in job.procs:
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(lost and p.rank == 1))
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
