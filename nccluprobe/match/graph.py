@@ -83,12 +83,12 @@ class Graph:
     def waits_of(self, actor: Actor) -> list[Wait]:
         """The waits that keep an actor from coming elsewhere."""
         e = self.endpoint_of[actor]
-        waits = [w for w in self.blockers.get(actor, ()) if id(w) not in self._came]
+        waits = [w for w in self.blockers.get(actor, ()) if not self._over(w)]
         if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
         if any(w.weak for w in waits) and host_of(e) is Host.AWAY:
             waits = [w for w in waits if not w.weak]  # it does something else
-        hard = [w for w in self._hard.get(actor, ()) if id(w) not in self._came]
+        hard = [w for w in self._hard.get(actor, ()) if not self._over(w)]
         if hard:
             return hard
         # What stands behind something else in its stream does not hold it.
@@ -193,12 +193,12 @@ class Graph:
                 continue
             if not (w.absent or w.held or w.behind):
                 own.setdefault(len(actors) + i, set()).add(Cause("stuck", w.comm.key))
-            for e in (*w.absent, *w.held):
+            for e in (*(w.absent if id(w) not in self._came else ()), *w.held):
                 if self.left(w, e) or self.passed(w, e):
                     own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
                 else:
                     out.append(node_of[e.actor])
-            out += [node_of[id(x)] for x in w.behind if id(x) not in self._came]
+            out += [node_of[id(x)] for x in w.behind if not self._over(x)]
             edges.append(out)
         return edges
 
@@ -224,7 +224,11 @@ class Graph:
     def _goes_on(self, w: Wait) -> bool:
         if w.absent or w.held or w.cause is not None:
             return False
-        return bool(w.behind) and all(id(x) in self._came for x in w.behind)
+        return bool(w.behind) and all(self._over(x) for x in w.behind)
+
+    def _over(self, w: Wait) -> bool:
+        """Whether the absent ones have come to a wait, and nobody is held inside it."""
+        return id(w) in self._came and not w.held
 
     def _break(
         self, actors: tuple[Actor, ...], waits: tuple[Wait, ...], outside: set[Cause]

@@ -16,6 +16,7 @@ from nccluprobe.match import p2p_queue as q
 from nccluprobe.match import tail
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_pair import Channel
 from nccluprobe.match.p2p_queue import Lane, Side
 from nccluprobe.match.p2p_units import Unit
@@ -45,6 +46,8 @@ def may_have(
 
     ``lacking``: channels, and whether sends, of which more is lacking than was lost.
     """
+    if _connects(unit, e):
+        return False
     rank = unit.endpoint.comm_rank or 0
     for o in unit.ops:
         if o.peer is not e:
@@ -56,6 +59,15 @@ def may_have(
         if unseen(e, side, lane) or (side is not None and side.hole(lane)):
             return True
     return False
+
+
+def _connects(unit: Unit, e: Endpoint) -> bool:
+    """Whether a thread is inside its first operations with a peer that is in another call.
+
+    These make the connection, for which both have to come, and return then.
+    """
+    first = all(o.peer is e and o.op.ord == 0 for o in unit.ops)
+    return first and unit.hard is not None and host_of(e) is Host.INSIDE
 
 
 def guessed(unit: Unit) -> bool:

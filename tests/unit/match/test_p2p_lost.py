@@ -74,3 +74,40 @@ def test_a_hole_before_later_receives_is_none_that_was_left_out_though_both_have
     for c in (a, b):
         c.proc.coverage(2.5, 2.4, **({"lost_kernel": 1} if c is b else {}))
     assert analyze_job(job) == []
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_first_send_that_does_not_return_was_not_received(before: int) -> None:
+    """Else the two would be connected.  A later one may be inside for its full queue."""
+    job = Job()
+    comms = job.world(3)
+    for i in range(before):
+        comms[0].proc.call(comms[0], SEND, 1 + i, peer=1, count=BIG)
+        comms[1].proc.call(comms[1], RECV, 1 + i, peer=0, count=BIG)
+    comms[0].proc.enter(comms[0], SEND, 2, peer=1, count=BIG)
+    for c in comms[1:]:
+        c.proc.enter(c, AR, 3)
+    for c in comms:
+        c.proc.cover(0.5, 2)
+        c.proc.cover(2, 400, lost_kernel=int(c is comms[1]))
+    found = analyze_job(job)
+    roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
+    assert {w["rank"] for f in roots for w in f.named} == (set() if before else {1})
+
+
+def test_who_may_have_got_what_was_lost_is_held_by_who_is_inside_all_the_same() -> None:
+    """Rank 2 may have sent to rank 1, which waits in the same group for rank 0."""
+    job = Job()
+    comms = job.world(4)
+    calls = [(comms[0], SEND, {"peer": r, "count": BIG}) for r in (1, 2)]
+    comms[0].proc.group(calls, 2, state="inside")
+    calls = [(comms[1], RECV, {"peer": r, "count": BIG}) for r in (0, 2)]
+    comms[1].proc.group(calls, 2)
+    for c in comms[2:]:
+        c.proc.enter(c, AR, 3)
+    for c in comms:
+        c.proc.cover(0.5, 2)
+        c.proc.cover(2, 400, lost_kernel=int(c is comms[2]))
+    found = analyze_job(job)
+    roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
+    assert {w["rank"] for f in roots for w in f.named} == {2}
