@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from support import real_nccl
+from support import nccl_program
 
 REPO = Path(__file__).resolve().parent.parent.parent
-PROGRAM = Path(real_nccl.__file__)
+PROGRAM = Path(__file__).with_name("real_nccl.py")
 NCCLUPROBE = [
     sys.executable,
     "-c",
@@ -191,7 +191,7 @@ def expected_lines(truth: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
             line["nonblocking"] = True
         if "group" in note:
             line["group"], line["gpos"] = note["group"], note["gpos"]
-        tokens = real_nccl.SIGNATURES[api].split()
+        tokens = nccl_program.SIGNATURES[api].split()
         if "newcomm" in tokens:
             line["new_comm"] = None
         if "comm" in tokens:
@@ -199,7 +199,7 @@ def expected_lines(truth: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
                 line["comm"] = line["idx"] = None
             else:
                 key = (comm, generation[comm])
-                rank, nranks, ident = real_nccl.COMMS[comm]
+                rank, nranks, ident = nccl_program.COMMS[comm]
                 line["comm"] = (*key, rank, nranks, f"{ident:016x}")
                 line["idx"] = numbers[(key, "idx")]
                 numbers[(key, "idx")] += 1
@@ -216,9 +216,9 @@ def expected_lines(truth: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
 
 
 def _order_of(api: str, note: dict[str, Any]) -> Any:
-    if api in real_nccl.COLLECTIVES:
+    if api in nccl_program.COLLECTIVES:
         return "collective"
-    if api in real_nccl.P2P:
+    if api in nccl_program.P2P:
         return (api, note["peer"])
     if api in ("ncclCommSplit", "ncclCommShrink", "ncclCommGrow"):
         return "child"
