@@ -10,6 +10,7 @@ from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.full_queue import Queued
 from nccluprobe.match.names import capital, named
 from nccluprobe.match.process import Inside, Process
 from nccluprobe.match.status import coverage_of, process_facts, ranks_text
@@ -51,7 +52,21 @@ def judge(
     for key, comm in sorted(state.comms.items()):
         if (f := judge_level(comm, waits, contexts[key])) is not None:
             found.append(f)
+            held = [e for e in comm.members() if e.process.who in f.culprits]
+            _spare(f, held, comm.members(), state)
     return found
+
+
+def _spare(f: Finding, held: list[Endpoint], members: list[Endpoint], state: State) -> None:
+    """Blame nobody where a full queue of who is held explains it."""
+    queued = Queued(state.of_source, state.p2p.sides)
+    others = [e for e in members if all(e is not x for x in held)]
+    if f.culprits and all(queued.may_be_full(e, others) for e in held):
+        f.culprits = ()
+        f.details["summary"] += (
+            " Its queue may be full, as it has called most: then something that all have "
+            "queued does not end on the device."
+        )
 
 
 def _calls(state: State, waits: list[Wait], of: Context_of) -> list[Finding]:
@@ -216,7 +231,7 @@ def _level(
     )
 
 
-def relabel(waits: list[Wait], contexts: Mapping[CommKey, Context]) -> None:
+def relabel(state: State, waits: list[Wait], contexts: Mapping[CommKey, Context]) -> None:
     """Absent ranks that are inside the call before: it is that call that does not return.
 
     After roles are set: a rank that waits for somebody elsewhere is left as it is.
@@ -246,6 +261,7 @@ def relabel(waits: list[Wait], contexts: Mapping[CommKey, Context]) -> None:
             f"{seconds(now - call.t):.1f} s, although all have entered it and the others have "
             f"returned; they wait in {w.label}."
         )
+        _spare(f, list(w.absent), w.comm.members(), state)
 
 
 _CONFIDENCE = ("none", "reduced", "inferred", "observed")

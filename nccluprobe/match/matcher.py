@@ -109,7 +109,7 @@ class Matcher(State):
             current,
         )
         explain_zeros(waits, self.table)
-        exits.relabel(waits, contexts)
+        exits.relabel(self, waits, contexts)
         leaving.settle(waits, contexts, self.processes.values())
         current += sites.settle(waits, contexts, current)
         inits.link(current)

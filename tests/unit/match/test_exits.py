@@ -91,6 +91,34 @@ def test_the_others_have_gone_on_from_a_call_that_one_does_not_leave() -> None:
     assert f.details["confidence"] == "inferred"
 
 
+@pytest.mark.parametrize(
+    ("on", "more", "streams"),
+    [(False, 20, 1), (False, 20, 4), (False, 4, 1), (False, 0, 1), (True, 20, 1)],
+)
+def test_who_has_queued_most_may_stand_before_a_full_queue(
+    on: bool, more: int, streams: int
+) -> None:
+    """Rank 2 has made ``more`` calls than others, in so many streams, when it is held."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=7)
+    pair = [
+        job.procs[2].comm("00000000000000bb", 0, 2),
+        job.proc(4).comm("00000000000000bb", 1, 2),
+    ]
+    for i in range(more):
+        stream = 7 if i % streams == 0 else 9
+        steps(pair, 1, start=t + i * 0.01, stream=stream)
+    steps(comms, 3, start=t + 1, step=0.01, stream=7)
+    last_call(comms, t + 2, inside=(2,))
+    if on:
+        last_call([c for r, c in enumerate(comms) if r != 2], t + 2.1, inside=())
+    cover(job.procs, t + 400)
+    (f,) = (f for f in analyze_job(job) if f.details["reason"] == "call_not_returned")
+    assert f.role == "root_cause"
+    assert blamed([f]) == (set() if more // streams > 9 else {2})
+
+
 def test_a_rank_inside_and_waiting_elsewhere_keeps_its_absence() -> None:
     job = Job()
     comms = job.world(3)
