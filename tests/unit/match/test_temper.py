@@ -119,6 +119,9 @@ def test_a_call_that_does_not_return_is_no_cause_beside_calls_that_cannot_be_one
     difference.comm_uid_hash = "00000000000000aa"
     temper([difference, held])
     assert (difference.role, held.role, held.culprits) == ("root_cause", "unknown", ())
+    failed = finding("collective_missing_exit", "not_complete_here", "inferred", 4)
+    temper([difference, failed])
+    assert failed.culprits == (4,)
 
 
 @pytest.mark.parametrize(
