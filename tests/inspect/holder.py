@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.real_nccl import LAYOUTS, MAGIC, Program
+from support.nccl_program import LAYOUTS, MAGIC, Program
 
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PAGE = mmap.PAGESIZE
