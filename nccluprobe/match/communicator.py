@@ -379,7 +379,8 @@ class Communicator:
             self.fresh_late.append(late)
             self.late.append(late)
             last = late.last
-            for e in members:
+            seen = last - late.first > options.late_after  # a lost call has the time of the next
+            for e in members if seen else ():
                 e.process.note_wait(late.times.get(e.comm_rank or 0), last)
             self._learn(table[late.sig], late, options)
 

@@ -18,7 +18,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.names import capital, named, numbers
-from nccluprobe.match.options import SECOND, Options
+from nccluprobe.match.options import Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, rank_status
@@ -27,10 +27,6 @@ _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
     "had nothing to send (--idle-ok declares that this is normal)"
 )
-
-
-#: So far apart may be what two hosts' clocks say of one moment, ns.
-_CLOCKS = SECOND // 10
 
 
 @dataclass
@@ -169,9 +165,10 @@ def waited_itself(e: Endpoint, silence: tuple[int, int]) -> bool:
 
     By another host's clock the late one may have come just after what it set free.
     """
-    start, end = silence[0], silence[1] + _CLOCKS
+    start, end = silence
+    clocks = 2 * (e.process.bound or 0)
     return any(
-        (came is None or came <= start) and start < last <= end
+        start < last <= end if came is None else came <= start < last <= end + clocks
         for came, last in e.process.waits.values()
     )
 

@@ -354,7 +354,9 @@ def _late(b: Breaker) -> Truth:
         b.put(place, away, b.code(place)[place[2]])
     return Truth(
         "late",
-        frozenset({"delayed_collective_enter", "collective_missing_enter", "nccl_missing_exit"}),
+        # While it is away, sends and receives may be the first that miss it.
+        frozenset({"delayed_collective_enter", "nccl_missing_exit"})
+        | {"collective_missing_enter", "p2p_unmatched"},
         frozenset({place[0]}),
         blocks=False,
         shown=True,

@@ -146,6 +146,8 @@ def behind_a_late_one(before: int = 0, lost: bool = False, skew: float = 0.0) ->
     job = Job()
     xs = job.world(3)
     y0, y1 = (xs[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1))
+    for p in job.procs:
+        p.host.err = 100_000
     for c in (*xs, y0, y1):
         c.proc.call(c, "ncclAllReduce", 0.8)
     for i in range(1 + before):
@@ -161,11 +163,26 @@ def behind_a_late_one(before: int = 0, lost: bool = False, skew: float = 0.0) ->
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"before": 200}, {"skew": 0.01}, {"lost": True}], ids=["", "far", "clocks", "lost"]
+    "how", [{}, {"before": 200}, {"skew": 1e-4}, {"lost": True}], ids=["", "far", "clocks", "lost"]
 )
 def test_who_waited_elsewhere_for_the_late_one_is_not_late(how: dict[str, Any]) -> None:
     assert behind_a_late_one(**how) == [[2]]
 
 
-def test_who_came_before_the_late_one_is_late_as_well() -> None:
-    assert sorted(behind_a_late_one(skew=1.0)) == [[1], [2]]
+@pytest.mark.parametrize("how", [{"skew": 0.01}, {"skew": 1e-4, "lost": True}])
+def test_who_came_before_the_late_one_is_late_as_well(how: dict[str, Any]) -> None:
+    assert sorted(behind_a_late_one(**how)) == [[1], [2]]
+
+
+def test_a_call_that_was_lost_before_it_came_late_is_no_wait() -> None:
+    """Its place is known, its time is not: it did not wait there until it came."""
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", 1.0)
+        c.proc.call(c, "ncclAllReduce", 1.1 if c is comms[2] else 1.2, lost=c is comms[2])
+        c.proc.call(c, "ncclAllReduce", 61.0 if c is comms[2] else 1.3)
+        c.proc.call(c, "ncclAllReduce", 62.0)
+        c.proc.cover(0.5, 70.0, lost_kernel=int(c is comms[2]))
+    (f,) = analyze_job(job)
+    assert [c["rank"] for c in f.named] == [2]
