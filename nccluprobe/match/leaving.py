@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.status import end_reason, ended_abruptly, rank_status, ranks_text
+from nccluprobe.match.names import capital, named
+from nccluprobe.match.status import end_reason, ended_abruptly, rank_status
 from nccluprobe.match.waits import seen_in
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def _left(w: Wait, f: Finding, ctx: Context) -> None:
         "left_comm_ranks": ranks,
         "left_rank_status": status,
         "summary": (
-            f"Rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of communicator "
-            f"{w.comm.label} entered {w.label} and left before it could end; the others wait on."
+            f"{capital(named(gone, f'communicator {w.comm.label}'))} entered {w.label} and left "
+            f"before it could end; the others wait on."
         ),
     }
 
@@ -169,7 +170,6 @@ def _together(a: Process, b: Process, limit: int) -> bool:
 def _extra(w: Wait, f: Finding) -> None:
     made = seen_in(w)
     ranks = [e.comm_rank for e in made if e.comm_rank is not None]
-    others = ranks_text([e.comm_rank for e in w.absent if e.comm_rank is not None])
     f.hang_type = "skipped_or_extra_call"
     f.culprits = tuple(e.process.who for e in made)
     f.details |= {
@@ -178,8 +178,8 @@ def _extra(w: Wait, f: Finding) -> None:
         "call": f.details.get("signature"),
         "minority_comm_ranks": ranks,
         "summary": (
-            f"Rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of communicator "
-            f"{w.comm.label} called {w.label} after ranks {others}, the greater part, had made "
-            f"their last call and come to an orderly end."
+            f"{capital(named(made, f'communicator {w.comm.label}'))} called {w.label} after "
+            f"{named(w.absent)}, the greater part, had made their last call and come to an "
+            f"orderly end."
         ),
     }

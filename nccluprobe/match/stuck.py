@@ -11,6 +11,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of, inside_end, ranks_text
 from nccluprobe.match.waits import Wait
 
@@ -109,7 +110,7 @@ def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding
     key = ("stall", *comm.key, comm.last_seq)
     f = _of_the_device(key, comm, members, [w.finding for w in behind], stall.since, ctx)
     f.details["entered_comm_ranks"] = ranks
-    f.details["summary"] = _stall_text(stall, _newest_call(comm, ctx), ranks, waited, elsewhere)
+    f.details["summary"] = _stall_text(stall, _newest_call(comm, ctx), waited, elsewhere)
     return f
 
 
@@ -120,14 +121,13 @@ def hung_finding(
 
     ``kept``: these members; ``behind``: findings of ranks that wait because of it.
     """
-    ranks = [e.comm_rank for e in kept if e.comm_rank is not None]
     since = max(max(e.process.last_activity, e.last_t) for e in kept)
     f = _of_the_device(("hung", *comm.key), comm, kept, behind, since, ctx)
     if f.details["trace_event_loss_possible"]:
         f.details["confidence"] = "reduced"
     f.details["unobserved_comm_ranks"] = len(comm.unobserved())
     f.details["summary"] = (
-        f"Ranks {ranks_text(ranks)} of communicator {comm.label} stand still for "
+        f"{capital(named(kept, f'communicator {comm.label}'))} stand still for "
         f"{f.details['waited_s']:.1f} s, and no rank that does not come explains all of them: "
         f"a call that all entered, {_newest_call(comm, ctx)} or one before, does not end on "
         f"the device; no single rank stands out."
@@ -182,19 +182,19 @@ def _newest_call(comm: Communicator, ctx: Context) -> str:
     return f"{api} #{comm.last_seq}"
 
 
-def _stall_text(stall: Stall, call: str, ranks: list[int], waited: int, elsewhere: int) -> str:
-    comm = stall.comm
+def _stall_text(stall: Stall, call: str, waited: int, elsewhere: int) -> str:
+    comm, members = stall.comm, stall.members
     others = f"{elsewhere} other rank{'s wait' if elsewhere > 1 else ' waits'} for them"
     for_long = f"for {seconds(waited):.1f} s"
-    if len(ranks) == comm.key.nranks:
+    if len(members) == comm.key.nranks:
         who = (
-            f"All {len(ranks)} members of communicator {comm.label} entered {call} and none of "
+            f"All {len(members)} members of communicator {comm.label} entered {call} and none of "
             f"them has called NCCL {for_long}"
         )
     else:
         who = (
             f"All {comm.key.nranks} members of communicator {comm.label} entered {call}, after "
-            f"which ranks {ranks_text(ranks)} have not called NCCL {for_long}"
+            f"which {named(members)} have not called NCCL {for_long}"
         )
     return (
         f"{who}, while {others}: either this call does not end on the device, or all of them "

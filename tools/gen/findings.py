@@ -94,7 +94,11 @@ _DETAILS_OF = (
         "the calls that wait for each other: comm_uid_hash, comm_seq, call, entered_comm_ranks, "
         "missing_comm_ranks of each",
     ),
-    ("a deadlock", "other_comm_uid_hash, other_comm_seq, other_instance", "the second communicator"),
+    (
+        "a deadlock",
+        "other_comm_uid_hash, other_comm_seq, other_instance",
+        "the second communicator",
+    ),
     (
         "a disagreement",
         "calls",
