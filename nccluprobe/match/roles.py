@@ -70,9 +70,11 @@ def assign(
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context)
     made = roles.run()
-    if all(f.role != "root_cause" for f in (*findings, *made)):
+    roots = [f for f in (*findings, *made) if f.role == "root_cause"]
+    # Who does not come to an init is known by number only: that says nothing against a crash.
+    if all(f.hang_type == "comm_init_missing_enter" and not f.culprits for f in roots):
         made += (crash := under_crash(waits, context))
-        if not crash:
+        if not (crash or roots):
             roles.name_unsure()
     return made
 

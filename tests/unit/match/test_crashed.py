@@ -99,3 +99,19 @@ def test_others_that_went_as_well_do_not_wait() -> None:
         c.proc.cover(0.5, at)
         c.proc.end(at, **(CRASH if c is comms[2] else {}))
     assert analyze_job(job) == []
+
+
+def test_who_crashed_is_named_beside_an_init_that_lacks_a_rank() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0) - 0.09
+    init = {"nranks": 4, "uid_hash": "00000000000000cc"}
+    for r, c in enumerate(comms):
+        if r != 2:
+            c.proc.enter(None, "ncclCommInitRankConfig", t - 0.005, rank=r, **init)
+            c.proc.cover(0.5, 400)
+    comms[2].proc.cover(0.5, t)
+    comms[2].proc.end(t, **CRASH)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert {d["rank"] for f in found for d in f.named} == {2}
+    assert "comm_ended_under_waiters" in {f.hang_type for f in found}
