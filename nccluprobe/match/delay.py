@@ -95,7 +95,7 @@ class Delays:
             return
         if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ())):
             return
-        if waited_itself(e, silence):
+        if waited_itself(e, silence, options.late_after):
             return
         self._note(wait, rank, in_time, spread, bound)
 
@@ -160,15 +160,16 @@ def clock_bound(a: Process, b: Process) -> int | None:
     return a.bound + b.bound
 
 
-def waited_itself(e: Endpoint, silence: tuple[int, int]) -> bool:
-    """Whether its silence was a wait for somebody who was late elsewhere.
+def waited_itself(e: Endpoint, silence: tuple[int, int], late_after: int) -> bool:
+    """Whether its silence was a wait for somebody who was late elsewhere, and not much longer.
 
     By another host's clock the late one may have come just after what it set free.
     """
     start, end = silence
+    since = max(start, end - late_after - 1)
     clocks = 2 * (e.process.bound or 0)
     return any(
-        start < last <= end if came is None else came <= start < last <= end + clocks
+        since < last <= end if came is None else came <= start and since < last <= end + clocks
         for came, last in e.process.waits.values()
     )
 

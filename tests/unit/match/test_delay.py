@@ -157,8 +157,8 @@ def behind_a_late_one(before: int = 0, lost: bool = False, skew: float = 0.0) ->
     y0.proc.call(y0, "ncclAllReduce", 2.0)
     y1.proc.call(y1, "ncclAllReduce", 61.0 - skew)
     for x in xs:
-        x.proc.call(x, "ncclAllReduce", 62.0)
-        x.proc.cover(0.5, 70.0, lost_kernel=int(lost and x.proc.rank == 1))
+        x.proc.call(x, "ncclAllReduce", max(62.0, 62.0 - skew))
+        x.proc.cover(0.5, 140.0, lost_kernel=int(lost and x.proc.rank == 1))
     return [[c["rank"] for c in f.named] for f in analyze_job(job)]
 
 
@@ -186,3 +186,10 @@ def test_a_call_that_was_lost_before_it_came_late_is_no_wait() -> None:
         c.proc.cover(0.5, 70.0, lost_kernel=int(c is comms[2]))
     (f,) = analyze_job(job)
     assert [c["rank"] for c in f.named] == [2]
+
+
+@pytest.mark.parametrize(("more", "named"), [(20.0, [[2]]), (50.0, [[1], [2]])])
+def test_who_stays_away_long_after_the_late_one_came_is_late_as_well(
+    more: float, named: list[list[int]]
+) -> None:
+    assert sorted(behind_a_late_one(skew=-more)) == named
