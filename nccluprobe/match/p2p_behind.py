@@ -2,7 +2,7 @@
 
 The halves of one channel are counted: where a rank leaves one out, its next one takes
 that place, and both ends look as if nothing was missing.  But it stands behind a
-collective that the waiting rank comes to only after its own half, in the same stream.
+collective to which the waiting rank comes, or came, only after its own half, in one stream.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nccluprobe.match.device_ops import Part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.p2p_fill import epoch_of
 from nccluprobe.match.p2p_loss import unseen
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_past import left_out_call, stream_of
@@ -57,15 +58,20 @@ def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Find
     half = _half(part, theirs)
     if half is None or quiet < ctx.options.missing_after:
         return None
-    call = _call_at(e, own.entered)
-    last = -1 if own.last_idx is None else own.last_idx
-    if call is None or half.idx < call or part.idx < last or len(s.node.streams) != 1:
+    epoch = epoch_of(own, part.idx)
+    if epoch is None or len(s.node.streams) != 1:
+        return None
+    slot = epoch[0] + own.entered - own.next_ord  # of the call that it comes to afterwards
+    call = _call_at(e, slot)
+    if call is None or half.idx < call:
         return None
     stream = stream_of(own, mine)
     if stream is None or s.node.streams != {(own.process.who, stream)}:
         return None  # its next call may not stand behind it
     lane = (bool(half.send), half.peer)
-    if unseen_calls(own) or unseen(e, theirs, lane) or left_out_call(comm, own, sides):
+    if unseen(e, theirs, lane):
+        return None
+    if slot == own.entered and (unseen_calls(own) or left_out_call(comm, own, sides)):
         return None
     op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
     if op is None:
@@ -83,7 +89,7 @@ def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Find
 def _both_watched(own: Endpoint, e: Endpoint, comm: Communicator) -> bool:
     if comm.disagreement is not None or not (own.slotted and e.slotted):
         return False
-    if own.guessed or e.guessed or e.entered <= own.entered or own.queued:
+    if own.guessed or e.guessed or own.queued:
         return False
     if any(x.process.ended or x.end is not None for x in (own, e)):
         return False
