@@ -111,10 +111,13 @@ class Faults:
         src, dst = ends
         loss = any(q.lost for q in (src.queue(True, channel.dst), dst.queue(False, channel.src)))
         odd = odd_one(src, dst, self.pairs.wires.size)
-        if odd is None and not pair.extra:
-            odd = self._odd_among_peers(comm, pair)
         if not pair.extra:
-            return make.differing(comm, pair, ctx, odd.endpoint if odd else None, loss)
+            by_peers = None if odd is not None else self._odd_among_peers(comm, pair)
+            named = odd or by_peers
+            f = make.differing(comm, pair, ctx, named.endpoint if named else None, loss)
+            if by_peers is not None and not loss:
+                f.details["confidence"] = "inferred"  # who of the two, others only suggest
+            return f
         has, lacks = (src, dst) if pair.extra[0].send else (dst, src)
         culprit = None if odd is None else odd.endpoint
         if culprit is None:

@@ -98,6 +98,7 @@ def test_of_two_in_the_other_order_the_peers_tell_in_both_places(
     found = analyze_job(job)
     assert [f.details["reason"] for f in found] == ["calls_swapped"]
     assert blamed(found) == named
+    assert found[0].details["confidence"] == ("inferred" if named else "observed")
 
 
 @pytest.mark.parametrize("lacking", [SEND, RECV])
