@@ -146,26 +146,28 @@ def table(result: Survey) -> str:
     """The table of recall by fault and loss, as Markdown."""
     rates = sorted({rate for _, rate in result.counts})
     head = ["fault", "cases", *(f"found, {_percent(r)} lost" for r in rates)]
-    head += ["not decided", "not told", "other", "innocent blamed (sure)"]
+    head += ["not decided", "not told", "other", "innocent blamed (sure)", "not to be seen"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     kinds = [k for k in FAULTS if any((k, r) in result.counts for r in rates)]
+    total = [Counter[str]() for _ in rates]
     for kind in kinds:
-        counters = [result.counts.get((kind, r), Counter()) for r in rates]
-        shown = [sum(c.values()) - c["unseen"] for c in counters]
-        row = [kind, str(shown[0])]
-        for counter, n in zip(counters, shown, strict=True):
-            found = sum(counter[s] for s in FOUND)
-            row.append(f"{100 * found / n:.1f} %" if n else "-")
-        every = sum(counters, Counter[str]())
-        sure = sum(result.sure[kind, r] for r in rates)
-        row += [
-            str(every["undecided"]),
-            str(every["missed"]),
-            str(every["kind"] + every["partial"]),
-            f"{every['wrong']} ({sure})",
-        ]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
+        counters = [result.counts.get((kind, r), Counter[str]()) for r in rates]
+        lines.append(_row(kind, counters, sum(result.sure[kind, r] for r in rates)))
+        total = [one + more for one, more in zip(total, counters, strict=True)]
+    every = sum(n for (kind, _), n in result.sure.items() if kind != HEALTHY)
+    return "\n".join([*lines, _row("all", total, every)])
+
+
+def _row(what: str, counters: list[Counter[str]], sure: int) -> str:
+    shown = [sum(c.values()) - c["unseen"] for c in counters]
+    row = [what, str(shown[0])]
+    for counter, n in zip(counters, shown, strict=True):
+        found = sum(counter[s] for s in FOUND)
+        row.append(f"{100 * found / n:.1f} %" if n else "-")
+    every = sum(counters, Counter[str]())
+    row += [str(every["undecided"]), str(every["missed"]), str(every["kind"] + every["partial"])]
+    row += [f"{every['wrong']} ({sure})", str(every["unseen"])]
+    return "| " + " | ".join(row) + " |"
 
 
 def healthy_table(result: Survey) -> str:
