@@ -89,6 +89,8 @@ def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Find
 def _both_watched(own: Endpoint, e: Endpoint, comm: Communicator) -> bool:
     if comm.disagreement is not None or not (own.slotted and e.slotted):
         return False
+    if own.comm_rank in comm.zero_calls or e.comm_rank in comm.zero_calls:
+        return False  # it may be a call ahead
     if own.guessed or e.guessed or own.queued:
         return False
     if any(x.process.ended or x.end is not None for x in (own, e)):
