@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +14,9 @@ from nccluprobe.importers.fr_calls import Collectives, Transfers
 from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_job import GroupKey
 from nccluprobe.match.model import Int64
+
+#: A number of a group has fewer.
+_DIGITS = 19
 
 
 @dataclass
@@ -173,11 +177,16 @@ def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:
     by_id = {i: name for i, (name, _) in zip(dump.pg_ids, dump.groups_seen, strict=True)}
     names = {g.name for g in dump.groups.values()}
     known = {i: name for i, name in by_id.items() if i in dump.status}
-    if all(x.isdigit() for x in (*names, *dump.status, *known)):
+    if all(map(_is_number, (*names, *dump.status, *known, *known.values()))):
         if {"0"} <= names & dump.status.keys():
             known.setdefault("0", "0")  # the default group is the first
         known |= _between(sorted(map(int, dump.status)), sorted(map(int, names)), known)
     return {name: dump.status[i] for i, name in known.items()}
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number as PyTorch writes it, and the same when written again."""
+    return len(text) < _DIGITS and text.isascii() and text.isdigit() and str(int(text)) == text
 
 
 def _between(ids: list[int], names: list[int], known: dict[str, str]) -> dict[str, str]:
@@ -186,8 +195,8 @@ def _between(ids: list[int], names: list[int], known: dict[str, str]) -> dict[st
     pairs = sorted((int(i), int(name)) for i, name in known.items())
     edges = [(-1, -1), *pairs, (max(ids, default=0) + 1, max(names, default=0) + 1)]
     for (i, name), (next_i, next_name) in pairwise(edges):
-        some = [x for x in ids if i < x < next_i]
-        called = [x for x in names if name < x < next_name]
+        some = ids[bisect_right(ids, i) : bisect_left(ids, next_i)]
+        called = names[bisect_right(names, name) : bisect_left(names, next_name)]
         if len(some) == len(called):
             found |= zip(map(str, some), map(str, called), strict=True)
     return found

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from importers.frgen import one_group
 from importers.reading import Result
 from nccluprobe.importers.fr_dump import parse_dump, read_dump
+from nccluprobe.importers.fr_groups import status_by_name
 from nccluprobe.importers.guard import read_guarded
 
 
@@ -220,3 +222,27 @@ def test_what_is_no_dump_is_told_in_plain_words(tmp_path: Path, data: bytes, sai
     assert said in error
     for raw in ("object", "NoneType", "opcode", "MARK", "Ran out", "invalid load key", "argument"):
         assert raw not in error, error
+
+
+@pytest.mark.parametrize("names", [("n", "0"), ("²", "0"), ("0", "01"), ("9" * 5000, "0")])
+def test_groups_whose_names_are_no_numbers(names: tuple[str, str]) -> None:
+    """Names and ids are laid beside each other only where both are numbers."""
+    status = {"last_enqueued_collective": 3, "last_completed_collective": 2}
+    content = good()
+    for key in names:
+        content["pg_config"] = {n: {"name": n, "desc": "", "ranks": "[0, 1]"} for n in names}
+        content["pg_status"] = {key: status, "7": status}
+        entries = content["entries"]
+        assert isinstance(entries, list)
+        entries[0]["process_group"], entries[0]["pg_id"] = (names[0], ""), 7
+        dump = parse_dump(pickle.dumps(content))
+        assert {n[:9] for n in status_by_name(dump)} <= {*(n[:9] for n in names), "7"}
+
+
+def test_a_hundred_thousand_groups_take_no_time() -> None:
+    dump = parse_dump(pickle.dumps(good()))
+    dump.status = {str(i): (1, 1) for i in range(100_000)}
+    dump.groups = {str(i): replace(dump.groups["0"], name=str(i)) for i in range(100_000)}
+    dump.pg_ids = [str(i) for i in range(0, 100_000, 2)]
+    dump.groups_seen = [(str(i), "") for i in range(0, 100_000, 2)]
+    assert len(status_by_name(dump)) == 100_000
