@@ -70,18 +70,21 @@ class Excuses:
         """
         waits = [w for w in self.graph.waits if not w.weak] or self.graph.waits
         stay = {e.actor for w in waits for e in w.absent if not self.graph.left(w, e)}
-        left = [c.key for c in causes if c.kind == "rank" and c.key in stay]
+        # In their order; thousands of ranks may wait at one moment of a healthy job.
+        left = dict.fromkeys(c.key for c in causes if c.kind == "rank" and c.key in stay)
+        place = {a: i for i, a in enumerate(left)}
         found: list[Stall] = []
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if level_slot(comm) is None:
                 continue
             members = tuple(comm.members())
-            mine = [a for a in left if any(e.actor == a for e in members)]
+            mine = left.keys() & {e.actor for e in members}
             if not mine or len(members) < 2:
                 continue
             if all(self._is_quiet(e) and not self._waits(e.actor) for e in members):
-                left = [a for a in left if a not in mine]
-                found.append(Stall(comm, members, tuple(mine)))
+                for a in mine:
+                    del left[a]
+                found.append(Stall(comm, members, tuple(sorted(mine, key=place.__getitem__))))
         return found + self._together(left)
 
     def _is_quiet(self, e: Endpoint) -> bool:
@@ -89,14 +92,14 @@ class Excuses:
         now = self.graph.now.get(e.process.source, 0)
         return _idle_since_then(e) and now - e.last_t >= self.graph.silent_after
 
-    def _together(self, left: list[Actor]) -> list[Stall]:
+    def _together(self, left: dict[Actor, None]) -> list[Stall]:
         """Several candidates whose newest call is one slot, which all have entered.
 
         Either it does not end on their devices, or all of them left at one point:
         no one of them stands out.
         """
         found: list[Stall] = []
-        everyone = set(left)
+        everyone = frozenset(left)
         for comm in sorted(self._comms, key=lambda c: (len(c.endpoints), c.key)):
             if comm.disagreement is not None or not comm.complete_view or not comm.closed:
                 continue
@@ -111,7 +114,8 @@ class Excuses:
             ]
             mine = tuple(e.actor for e in at if e.actor in left)
             if len(at) >= 2 and mine:
-                left = [a for a in left if a not in mine]
+                for a in mine:
+                    left.pop(a, None)
                 found.append(Stall(comm, tuple(at), mine))
         return found
 

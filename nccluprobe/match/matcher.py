@@ -7,6 +7,7 @@ reads a file, a process or a clock.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from nccluprobe.match import (
     absence,
@@ -39,6 +40,14 @@ from nccluprobe.match.suppose import SURE, Supposed, explains
 from nccluprobe.match.temper import temper
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import explain_zeros
+
+
+@dataclass(frozen=True)
+class Due:
+    """A moment, unix ns, at which more may be found, and the sources that it depends on."""
+
+    at: int
+    sources: frozenset[int]
 
 
 class Matcher(State):
@@ -126,11 +135,15 @@ class Matcher(State):
         self._clean_up(contexts)
         return written
 
-    def due(self, now: int) -> int | None:
-        """When what ranks wait in passes its next limit, unix ns; None: they wait in nothing."""
+    def due(self, now: int) -> Due | None:
+        """When what ranks wait in passes its next limit; None: they wait in nothing."""
         limits = (self.options.missing_after, self.options.error_after)
-        times = (w.first + limit for w in self.waits for limit in limits)
-        return min((t for t in times if t > now), default=None)
+        times = [(t, w) for w in self.waits for n in limits if (t := w.first + n) > now]
+        if not times:
+            return None
+        at = min(t for t, _ in times)
+        absent = (e for t, w in times if t == at for e in w.absent)
+        return Due(at, frozenset(e.process.source for e in absent))
 
     def forget_signatures(self) -> None:
         """Give the ids of signatures that nothing refers to any more to others."""

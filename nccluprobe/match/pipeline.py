@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nccluprobe.match.decode import Decoder, Lines
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.matcher import Due, Matcher
 from nccluprobe.match.model import Item
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
@@ -68,6 +68,6 @@ class Analysis:
         """Findings to write, new or changed."""
         return self.matcher.scan(now)
 
-    def due(self, now: int) -> int | None:
-        """When a scan may find more, unix ns, though nothing is read; None: not known of any."""
+    def due(self, now: int) -> Due | None:
+        """When a scan may find more, though nothing is read; None: not known of any."""
         return self.matcher.due(now)

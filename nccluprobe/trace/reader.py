@@ -10,7 +10,7 @@ import heapq
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,10 +222,19 @@ class TraceReader:
         """Told by the decoder: how far in time a source has been read."""
         self._sources[source].position = position
 
-    def poll(self, max_bytes: int | None = None) -> Iterator[Chunk]:
-        """Everything that can be read now, the source furthest behind first."""
+    def poll(
+        self, max_bytes: int | None = None, only: Collection[int] | None = None
+    ) -> Iterator[Chunk]:
+        """Everything that can be read now, the source furthest behind first.
+
+        ``only``: of these sources.
+        """
         self.discover()
-        heap = [(s.position, s.id) for s in self._sources if not s.ignored]
+        heap = [
+            (s.position, s.id)
+            for s in self._sources
+            if not s.ignored and (only is None or s.id in only)
+        ]
         heapq.heapify(heap)
         size = max(_CHUNK_MIN, min(_CHUNK_MAX, _CHUNK_ALL // max(1, len(heap))))
         left = max_bytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from support.analysis import Run, cover, steps
 from support.tracegen import Job, S, unix
 
+from nccluprobe.match.matcher import Due
+
 
 def test_the_next_limit_of_an_open_wait() -> None:
     job = Job()
@@ -18,7 +20,7 @@ def test_the_next_limit_of_an_open_wait() -> None:
     for after, due in ((10, 60), (59.9, 60), (60, 300), (299, 300), (300, None)):
         now = first + round(after * S)
         run.scan(now)
-        expected = None if due is None else first + due * S
+        expected = None if due is None else Due(first + due * S, frozenset({3}))
         assert run.analysis.due(now) == expected, after
 
 
