@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Collection
+from dataclasses import replace
+from types import FrameType
 
 from nccluprobe.cli.summary import summary_of
 from nccluprobe.errors import ExitCode
@@ -51,7 +53,7 @@ class Session:
         self.as_json = as_json
         self.heartbeats = HeartbeatReader()
         self._declared: set[int] = set()  # sources whose phases come from files
-        self._live = False
+        self._live = self._stopped = False
         self._whole = self._takes = 0.0  # when all was read last, and how long that took, s
         gc.set_threshold(COLLECT_AT, 50, 50)
 
@@ -61,6 +63,8 @@ class Session:
         self.analysis.open(self.reader.names())
         something = False
         for c in self.reader.poll(only=only):
+            if self._stopped:
+                break
             through = self.analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
             self.reader.at_time(c.source, through)
             something = something or bool(c.data)
@@ -115,35 +119,49 @@ class Session:
     ) -> None:
         """Read and judge until told to stop."""
         self._live = True
+        # Also where a shell started it in the background, with SIGINT ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
         began = heard = time.monotonic()
         next_scan = began
         due: Due | None = None
         self.read()
         self._import()
-        # Also where a shell started it in the background, with SIGINT ignored.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        try:
-            while True:
-                now = time.monotonic()
-                if self._catch_up(due):
-                    heard = now
-                clock = time.time_ns()
-                if now >= next_scan or (due is not None and clock >= due.at):
-                    next_scan = now + SCAN_S
-                    self.declare()
-                    self._emit(self.analysis.scan(clock), writer)
-                    due = self.analysis.due(clock)
-                    writer.mark()
-                if duration is not None and now - began >= duration:
-                    break
-                if until_quiet is not None and now - heard >= until_quiet:
-                    break
-                time.sleep(_STEP_S if due is None else min(_STEP_S, _until(due)))
-        except KeyboardInterrupt:
-            pass
+        while not self._stopped:
+            now = time.monotonic()
+            if self._catch_up(due):
+                heard = now
+            clock = time.time_ns()
+            if now >= next_scan or (due is not None and clock >= due.at):
+                next_scan = now + SCAN_S
+                self.declare()
+                self._emit(self.analysis.scan(clock), writer)
+                due = self._due(clock)
+                writer.mark()
+            if duration is not None and now - began >= duration:
+                break
+            if until_quiet is not None and now - heard >= until_quiet:
+                break
+            time.sleep(_STEP_S if due is None else min(_STEP_S, _until(due)))
         self.declare()
         self._emit(self.analysis.scan(time.time_ns()), writer)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """End after what is being done, so that nothing is left half done; asked twice: now."""
+        if self._stopped:
+            signal.default_int_handler(number, frame)
+        self._stopped = True
+
+    def _due(self, began: int) -> Due | None:
+        """The next limit after a scan that began then, unix ns.
+
+        Limits of many waits may pass one after another: at most half of the time is
+        spent on scans.
+        """
+        due = self.analysis.due(began)
+        now = time.time_ns()
+        pause = max(now - began, round(_STEP_S * 1e9))
+        return None if due is None else replace(due, at=max(due.at, now + pause))
 
     def _catch_up(self, due: Due | None) -> bool:
         """Read; where a limit is over before all can be read, what it depends on; whether any.

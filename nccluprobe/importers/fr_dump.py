@@ -349,8 +349,11 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
 
 def _int64(values: Sequence[Any]) -> Int64:
     """Integers only: anything else raises, where numpy would convert."""
-    found = np.array(values)
-    if found.dtype != np.int64:
+    try:
+        found = np.array(values)
+    except ValueError as error:  # lists of several lengths
+        raise TypeError("a number is a list") from error
+    if found.dtype != np.int64 or found.ndim != 1:
         raise TypeError("a number is no integer, or too large")
     if len(found) and (int(found.min()) <= -_BIG or int(found.max()) >= _BIG):
         raise OverflowError("a number is too large")

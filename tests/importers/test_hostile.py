@@ -246,3 +246,21 @@ def test_a_hundred_thousand_groups_take_no_time() -> None:
     dump.pg_ids = [str(i) for i in range(0, 100_000, 2)]
     dump.groups_seen = [(str(i), "") for i in range(0, 100_000, 2)]
     assert len(status_by_name(dump)) == 100_000
+
+
+@pytest.mark.parametrize("field", ["record_id", "collective_seq_id", "time_created_ns", "op_id"])
+@pytest.mark.parametrize("value", [[7], [1, 2], [[]], "7"])
+def test_numbers_that_are_lists(tmp_path: Path, field: str, value: object) -> None:
+    """In all entries alike, or in one: the file is none, and the others are judged."""
+    for odd in (slice(None), slice(1)):
+        job = one_group()
+        for i in range(3):
+            job.all("0", float(i))
+        folder = job.write(tmp_path / f"{odd.stop}")
+        content = job.ranks[0].dump()
+        for entry in content["entries"][odd]:
+            entry[field] = value
+        (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps(content))
+        error = guarded(tmp_path, pickle.dumps(content))
+        assert error.startswith("its contents are not those of a flight recorder dump: a number")
+        assert Result(folder).blamed <= {0}
