@@ -172,3 +172,22 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
         p.cover(2.6, 400.0, lost_kernel=int(lost and p.rank == 1))
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
+
+
+@pytest.mark.parametrize("waiting", [2, 1])
+def test_what_a_crashed_rank_lost_does_not_excuse_it(waiting: int) -> None:
+    """Its last event may be the call: it ended under who waits there all the same."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms[:2]:
+        if c.proc.rank < waiting:
+            c.proc.call(c, AR, t)
+        c.proc.cover(0.5, t + 400)
+    comms[2].proc.cover(0.5, t - 1)
+    comms[2].proc.coverage(t + 1, lost_kernel=1)
+    comms[2].proc.end(t + 1, how="signaled", signal=11)
+    (f,) = analyze_job(job)
+    assert (f.role, f.severity, f.details["confidence"]) == ("root_cause", "error", "observed")
+    assert f.details["reason"] == "rank_exit_or_crash_suspected"
+    assert [c["rank"] for c in f.named] == [2]
