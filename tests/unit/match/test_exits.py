@@ -296,3 +296,21 @@ def test_a_crash_after_its_own_error_is_its_own() -> None:
         fail(c, t, 6, dur=3.0)
     cover(job.procs[:3], t + 20)
     assert blamed(analyze_job(job)) == {3}
+
+
+def test_a_call_that_all_are_inside_of_explains_who_waits_for_them_elsewhere() -> None:
+    job = Job()
+    comms = job.world(3)
+    pair = [
+        job.procs[0].comm("00000000000000bb", 0, 2),
+        job.proc(3).comm("00000000000000bb", 1, 2),
+    ]
+    t = steps(pair, 5, start=steps(comms, 5))
+    last_call(comms, t, inside=(0, 1, 2))
+    pair[1].proc.call(pair[1], "ncclAllReduce", t)
+    cover(job.procs, t + 400)
+    found = {f.hang_type: f for f in analyze_job(job)}
+    stuck, absence = found["collective_all_ranks_stuck"], found["collective_missing_enter"]
+    assert (stuck.role, stuck.named) == ("root_cause", [])
+    assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
+    assert absence.details["reason"] == "rank_waiting_elsewhere"
