@@ -126,3 +126,38 @@ def test_streams_that_hold_up_each_other_are_no_deadlock_where_one_made_a_call_l
     kinds = {f.hang_type for f in analyze_job(job)}
     assert ("p2p_order_inversion" in kinds) != less
     assert ("collective_missing_enter" in kinds) == less
+
+
+def test_a_call_that_all_made_ends_though_a_host_has_not_returned_from_it() -> None:
+    """What follows in the streams of the others has begun, and lacks rank 1's call."""
+    job = Job()
+    comms = job.world(3)
+    others = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(comms)]
+    t = steps(others, 3, start=steps(comms, 3))
+    for r, c in enumerate(comms):
+        (c.proc.enter if r == 1 else c.proc.call)(c, AR, t)
+    for r, c in enumerate(others):
+        if r != 1:
+            c.proc.call(c, AR, t + 1)
+    cover(job.procs, t + 400)
+    assert stuck(job) == {(0, 3), (2, 3)}
+
+
+def test_a_call_that_differs_explains_who_wait_for_each_other_behind_it() -> None:
+    """Calls that disagree are not run on the device: rank 0 may stand in its one."""
+    job = Job()
+    comms = job.world(4)
+    pairs = [[c.proc.comm(f"{k:016x}", r, 2) for r, c in enumerate(comms[:2])] for k in (7, 8)]
+    t = steps(pairs[0], 3, start=steps(pairs[1], 3, start=steps(comms, 5)))
+    for r, c in enumerate(comms):
+        c.proc.call(c, AR, t, count=7 if r == 3 else 1024)
+    for r in (0, 2):
+        comms[r].proc.call(comms[r], AR, t + 0.1)
+    pairs[0][0].proc.call(pairs[0][0], AR, t + 1)
+    pairs[1][1].proc.call(pairs[1][1], AR, t + 1)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert causes(found) == [("collective_mismatch", [3])]
+    (mismatch,) = (f for f in found if f.role == "root_cause")
+    absences = [f for f in found if f is not mismatch]
+    assert [(f.role, f.downstream_of) for f in absences] == [("downstream", mismatch.id)] * 2
