@@ -102,3 +102,38 @@ def test_hosts_in_a_call_that_may_connect_show_nothing() -> None:
     """The next call is the first of its size: it may wait for the absent rank's host."""
     found = analyze_job(_held_behind_rank_2(1 << 24))
     assert causes(found) == {("nccl_missing_exit", (2,))}
+
+
+def test_ranks_that_are_silent_explain_one_that_may_have_come() -> None:
+    """Rank 1 may have made the call that rank 0 waits in, as an event of it was lost."""
+    job = Job()
+    comms = job.world(5)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    first[0].proc.call(first[0], AR, t)
+    cover([p for p in job.procs if p.rank != 1], t + 400)
+    job.procs[1].cover(0.5, t - 1)
+    job.procs[1].cover(t + 1, t + 400, lost_kernel=1)
+    found = analyze_job(job)
+    assert causes(found) == {("collective_all_ranks_stuck", ())}
+    (stuck,) = [f for f in found if f.role == "root_cause"]
+    (absence,) = [f for f in found if f is not stuck]
+    assert absence.details["reason"] == "probe_event_loss_possible"
+    assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
+
+
+def test_a_rank_that_is_not_observed_may_lack_for_its_own_reason() -> None:
+    """The device stands for ranks 0 to 2; why rank 4 does not come to rank 3 nobody knows."""
+    job = Job()
+    comms = job.world(5)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    other = pair_of(job, 3, 4, "00000000000000cc")
+    t = steps(first, 3, start=steps(other, 3, start=steps(comms, 5)))
+    first[0].proc.call(first[0], AR, t)
+    other[0].proc.call(other[0], AR, t)
+    cover(job.procs[:4], t + 400)
+    job.procs[4].cover(0.5, t)
+    found = analyze_job(job)
+    assert causes(found) == {("collective_all_ranks_stuck", ())}
+    (unseen,) = [f for f in found if f.details["reason"] == "rank_not_observed"]
+    assert (unseen.role, unseen.downstream_of) == ("unknown", None)
