@@ -49,8 +49,14 @@ def test_a_send_that_was_received_long_ago_is_over() -> None:
     assert causes(analyze_job(job)) == [("collective_missing_enter", [0])]
 
 
-def test_all_silent_after_one_call_are_one_stall_also_when_one_alone_is_waited_for() -> None:
-    """Rank 1 stands where rank 0 stands, which nobody waits for: it does not stand out."""
+@pytest.mark.parametrize("alive", [True, None])
+def test_all_silent_after_one_call_are_one_stall_also_when_one_alone_is_waited_for(
+    alive: bool | None,
+) -> None:
+    """Rank 1 stands where rank 0 stands, which nobody waits for: it does not stand out.
+
+    ``alive``: None where the source does not tell whether a process lives.
+    """
     job = Job()
     a, b, c = (job.proc(r) for r in range(3))
     pair = [a.comm("00000000000000aa", 0, 2), b.comm("00000000000000aa", 1, 2)]
@@ -58,7 +64,7 @@ def test_all_silent_after_one_call_are_one_stall_also_when_one_alone_is_waited_f
     t = steps(other, 5)
     t = steps(pair, 5, start=t)
     steps(other[1:], 1, start=t)
-    cover(job.procs, 400)
+    cover(job.procs, 400, alive=alive)
     found = analyze_job(job)
     assert causes(found) == [("collective_all_ranks_stuck", [])]
     assert [f.role for f in found if f.hang_type == "collective_missing_enter"] == ["downstream"]
