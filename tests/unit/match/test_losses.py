@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
@@ -153,17 +154,22 @@ def test_a_hole_that_others_wait_for_is_the_call() -> None:
     assert [c["rank"] for f in found for c in f.named] == [2]
 
 
-def test_a_call_that_others_have_gone_past_is_one_too_many() -> None:
-    """Rank 0 alone makes a call, and rank 1 waits for it in what comes behind it on its stream."""
+@pytest.mark.parametrize("thread", [None, 7])
+def test_a_call_that_others_have_gone_past_is_one_too_many(thread: int | None) -> None:
+    """Rank 0 alone makes a call, and rank 1 waits for it in what comes behind it on its stream.
+
+    Of calls that another thread makes it is not known which comes first in the program.
+    """
     job = Job()
     comms = job.world(4)
     pair = [c.proc.comm("00000000000000bb", i, 2, 0.0) for i, c in enumerate(comms[:2])]
     t = steps(comms, 5)
     comms[0].proc.call(comms[0], AR, t)
     for c in pair:
-        c.proc.call(c, AR, t + 0.1)
+        c.proc.call(c, AR, t + 0.1, thread=thread or c.proc.pid)
     cover(job.procs, t + 400, main="syscall", syscall="poll")
     found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    extra, stuck = ("skipped_or_extra_call", [0]), ("collective_all_ranks_stuck", [])
     assert [(f.hang_type, [c["rank"] for c in f.named]) for f in found] == [
-        ("skipped_or_extra_call", [0])
+        extra if thread is None else stuck
     ]
