@@ -174,6 +174,29 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
     assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
 
 
+def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds_nobody() -> None:
+    """Rank 0 waits for rank 2's device, as that one does for rank 1, which waits for rank 0.
+
+    So rank 1 has come, unseen: both go on, and rank 0 is the one that has not come.
+    """
+    job = Job()
+    xs = job.world(3)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[:2])]
+    zs = [x.proc.comm("00000000000000cc", r, 2) for r, x in enumerate(xs[::2])]
+    for c in (*xs, *ys, *zs):
+        c.proc.call(c, AR, 1.0, stream=0)
+    for r, (x, z) in enumerate(zip(xs[::2], zs, strict=True)):
+        x.proc.call(x, AR, 2.0, stream=0)
+        z.proc.call(z, AR, 2.2, stream=1 - r)
+    ys[1].proc.enter(ys[1], AR, 3.0, stream=0)
+    for p in job.procs:
+        state = {"main": "syscall", "syscall": "read"} if p.rank == 2 else {}
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1), **state)
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], "reduced")
+
+
 @pytest.mark.parametrize("waiting", [2, 1])
 def test_what_a_crashed_rank_lost_does_not_excuse_it(waiting: int) -> None:
     """Its last event may be the call: it ended under who waits there all the same."""
