@@ -133,6 +133,11 @@ def test_others_that_went_further_do_not_hide_it() -> None:
     assert _named("xy", "xyx", "yxx", "xy") == [(INVERSION, [2], "inferred")]
 
 
+def test_who_swapped_them_may_have_gone_furthest() -> None:
+    """It has made a call more on X, but after the swap its calls stand as the others' do."""
+    assert _named("xyxyxy", "xyxyxy", "yxxyxyx", "xyxyxy") == [(INVERSION, [2], "inferred")]
+
+
 def test_one_who_stands_behind_two_orders_is_a_consequence() -> None:
     """Rank 2 came to neither: on its device, or for its host, what is before does not end."""
     assert _named("yx", "xy", "y", "yx") == [(INVERSION, [], "inferred")]
