@@ -111,3 +111,63 @@ def test_who_may_have_got_what_was_lost_is_held_by_who_is_inside_all_the_same() 
     found = analyze_job(job)
     roots = [f for f in found if f.role == "root_cause" and f.state == "open"]
     assert {w["rank"] for f in roots for w in f.named} == {2}
+
+
+def one_step(comms: list[Comm], wrong: str, t: float, args: dict[str, int], how: str) -> None:
+    """A ring, of one send and receive each, or two.
+
+    ``wrong``: rank 0 makes a send that is ``extra``, or rank 1 ``skipped`` a receive.
+    """
+    for r, c in enumerate(comms):
+        sends = 2 if wrong == "skipped" or r == 0 else 1
+        recvs = 2 if wrong == "skipped" and r != 1 else 1
+        to, source = (r + 1) % len(comms), (r - 1) % len(comms)
+        calls = [(c, SEND, {"peer": to, **args})] * sends
+        calls += [(c, RECV, {"peer": source, **args})] * recvs
+        if how == "groups":
+            c.proc.group(calls, t)
+        else:
+            for i, (_, api, more) in enumerate(calls):
+                c.proc.call(c, api, t + 0.01 * i, **more)
+
+
+def judged(job: Job) -> list[tuple[str, str, list[int]]]:
+    """Kind, reason and named ranks of root causes, after all have left in order."""
+    for p in job.procs:
+        p.comm_end(p.comms[0], 12)
+        p.cover(0.5, 30)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    return [(f.hang_type, f.details["reason"], [w["rank"] for w in f.named]) for f in found]
+
+
+@pytest.mark.parametrize("how", ["groups", "between collectives"])
+@pytest.mark.parametrize(("wrong", "rank"), [("extra", 0), ("skipped", 1)])
+def test_what_the_others_make_in_a_step_tells_who_made_more_or_less(
+    how: str, wrong: str, rank: int
+) -> None:
+    """Of all steps they have not made as many: only those of one step can be compared."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    one_step(comms, wrong, 1.1, {"count": SMALL}, how)
+    for c in comms:
+        c.proc.call(c, AR, 2)
+    comms[2].proc.group([(comms[2], SEND, {"peer": 3})], 8)
+    comms[3].proc.group([(comms[3], RECV, {"peer": 2})], 8)
+    assert judged(job) == [("p2p_unmatched", f"call_{wrong}", [rank])]
+
+
+@pytest.mark.parametrize(("wrong", "rank"), [("extra", 0), ("skipped", 1)])
+def test_of_two_ranks_their_other_groups_tell_who_made_more_or_less(wrong: str, rank: int) -> None:
+    """Sizes differ from step to step, and rank 0 sends more than rank 1."""
+    job = Job()
+    a, b = job.world(2)
+    for i in range(5):
+        args = {"count": 64 + 7 * i * i}
+        sends, receives = 2 + (i == 4 and wrong == "extra"), 2 - (i == 4 and wrong == "skipped")
+        calls = [(a, SEND, {"peer": 1, **args})] * sends
+        a.proc.group([*calls, (a, RECV, {"peer": 1, **args})], 1 + i)
+        calls = [(b, RECV, {"peer": 0, **args})] * receives
+        b.proc.group([(b, SEND, {"peer": 0, **args}), *calls], 1 + i)
+    assert judged(job) == [("p2p_unmatched", f"call_{wrong}", [rank])]
