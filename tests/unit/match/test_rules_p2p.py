@@ -249,3 +249,21 @@ def test_who_alone_makes_nothing_of_a_step_has_left_it_out(made: bool) -> None:
     cover(job.procs, 500)
     found = [x for x in roots(analyze_job(job)) if x[0] == "partner_gone_past"]
     assert ([named for _, named in found] == [[1], [1]]) is not made
+
+
+def test_a_send_that_could_only_follow_a_call_that_lacks_its_receiver_cannot_come() -> None:
+    """Rank 0 stands in a call to which rank 1 comes only after the receive: nobody is named."""
+    job = Job()
+    comms = job.world(4)
+    others = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(comms[:3])]
+    for i in range(3):
+        for c in (*comms, *others):
+            c.proc.call(c, AR, 1 + i, stream=0)
+    t = exchange(comms, 2, 5.0)
+    post(comms[1], RECV, 0, t)
+    for r in (0, 2):
+        others[r].proc.call(others[r], AR, t, stream=0)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert roots(found) == [("partner_gone_past", [])]
+    assert [f.role for f in found if f.hang_type == "collective_missing_enter"] == ["downstream"]
