@@ -171,3 +171,19 @@ def test_of_two_ranks_their_other_groups_tell_who_made_more_or_less(wrong: str, 
         calls = [(b, RECV, {"peer": 0, **args})] * receives
         b.proc.group([(b, SEND, {"peer": 0, **args}), *calls], 1 + i)
     assert judged(job) == [("p2p_unmatched", f"call_{wrong}", [rank])]
+
+
+@pytest.mark.parametrize(("lost", "confidence"), [(False, "observed"), (True, "reduced")])
+def test_a_send_that_is_counted_over_a_hole_is_less_sure(lost: bool, confidence: str) -> None:
+    """What is lost before it is taken for sends to the same peer, by their ordinals."""
+    job = Job()
+    a, b = job.world(2)
+    for i in range(4):
+        a.proc.call(a, SEND, 2 + i, peer=1, count=BIG, lost=lost and i == 1)
+        b.proc.call(b, RECV, 2 + i, peer=0, count=BIG)
+    a.proc.call(a, SEND, 7, peer=1, count=BIG)
+    for c in (a, b):
+        c.proc.cover(0.5, 2)
+        c.proc.cover(6.5, 400, lost_kernel=int(lost and c is a))
+    (f,) = analyze_job(job)
+    assert ([w["rank"] for w in f.named], f.details["confidence"]) == ([1], confidence)
