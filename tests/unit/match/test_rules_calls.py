@@ -59,3 +59,21 @@ def test_calls_of_a_group_that_failed_in_the_end_were_none(rc: int) -> None:
     run.all()
     run.scan()
     assert entered(run) == {0: 5 if rc == 0 else 3, 1: 3}
+
+
+def test_groups_whose_calls_have_been_taken_are_forgotten() -> None:
+    """However many there are, few are held."""
+    job, comms, t = world()
+    for i in range(300):
+        for c in comms:
+            c.proc.group([(c, AR, {})], t + i)
+    for c in comms:
+        c.proc.cover(0.5, t + 310)
+    run = Run(job)
+    held = []
+    for n in range(1, 5):
+        run.until(t + 75 * n)
+        run.scan()
+        held += [len(p.groups) for p in run.analysis.matcher.processes.values()]
+    assert set(entered(run).values()) == {303}
+    assert max(held) < 75
