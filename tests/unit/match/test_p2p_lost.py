@@ -187,3 +187,23 @@ def test_a_send_that_is_counted_over_a_hole_is_less_sure(lost: bool, confidence:
         c.proc.cover(6.5, 400, lost_kernel=int(lost and c is a))
     (f,) = analyze_job(job)
     assert ([w["rank"] for w in f.named], f.details["confidence"]) == ([1], confidence)
+
+
+@pytest.mark.parametrize("api", [SEND, RECV])
+def test_who_waits_in_a_send_or_receive_that_may_have_been_met_is_the_one_that_has_not_come(
+    api: str,
+) -> None:
+    """Rank 1 may have made its half, unseen, and waits for rank 0: else both orders are wrong."""
+    job = Job()
+    xs = job.world(2)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs)]
+    for c in (*xs, *ys):
+        c.proc.call(c, AR, 1.0)
+    xs[0].proc.call(xs[0], api, 2.0, peer=1, count=BIG)
+    ys[1].proc.enter(ys[1], AR, 3.0)
+    for p in job.procs:
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1))
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert (f.hang_type, [w["rank"] for w in f.named]) == ("collective_missing_enter", [0])
+    assert f.details["confidence"] == "reduced"
