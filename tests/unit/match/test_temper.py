@@ -110,6 +110,19 @@ def test_who_may_wait_is_not_blamed_beside_calls_that_cannot_be_one(
     assert pids(alive) == blamed
 
 
+@pytest.mark.parametrize(("confidence", "blamed"), [("observed", []), ("inferred", [4])])
+def test_who_may_wait_is_blamed_beside_two_that_may_only_seem_to_wait_for_each_other(
+    confidence: str, blamed: list[int]
+) -> None:
+    """Behind who does not come, sends may stand half made and look so."""
+    inversion = finding("p2p_order_inversion", "orders_exclude", confidence, 1)
+    inversion.culprits, inversion.comm_uid_hash = (), "00000000000000aa"
+    alive = absence((4, ALIVE, "running"))
+    temper([inversion, alive])
+    assert pids(alive) == blamed
+    assert inversion.role == ("unknown" if blamed else "root_cause")
+
+
 def test_a_call_that_does_not_return_is_no_cause_beside_calls_that_cannot_be_one() -> None:
     """It may be held up by a full stream."""
     held = finding("collective_missing_exit", "call_not_returned", "inferred", 4)
