@@ -29,7 +29,7 @@ _DEFAULTS: dict[Role, tuple[str, Any]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Host:
     """A host with its clocks.  ``skew``: seconds its unix time is ahead."""
 

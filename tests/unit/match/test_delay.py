@@ -144,10 +144,8 @@ def behind_a_late_one(before: int = 0, lost: bool = False, skew: float = 0.0) ->
     clock before rank 2 came.  ``before``: other calls that all queue on X; ``lost``: rank 1's.
     """
     job = Job()
-    xs = job.world(3)
+    xs = job.world(3, host=Host(err=100_000))
     y0, y1 = (xs[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1))
-    for p in job.procs:
-        p.host.err = 100_000
     for c in (*xs, y0, y1):
         c.proc.call(c, "ncclAllReduce", 0.8)
     for i in range(1 + before):
