@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.analysis import Run, analyze_job
 from support.tracegen import Comm, Job, unix
@@ -113,7 +115,7 @@ def test_who_may_have_got_what_was_lost_is_held_by_who_is_inside_all_the_same() 
     assert {w["rank"] for f in roots for w in f.named} == {2}
 
 
-def one_step(comms: list[Comm], wrong: str, t: float, args: dict[str, int], how: str) -> None:
+def one_step(comms: list[Comm], wrong: str, how: str) -> None:
     """A ring, of one send and receive each, or two.
 
     ``wrong``: rank 0 makes a send that is ``extra``, or rank 1 ``skipped`` a receive.
@@ -122,13 +124,13 @@ def one_step(comms: list[Comm], wrong: str, t: float, args: dict[str, int], how:
         sends = 2 if wrong == "skipped" or r == 0 else 1
         recvs = 2 if wrong == "skipped" and r != 1 else 1
         to, source = (r + 1) % len(comms), (r - 1) % len(comms)
-        calls = [(c, SEND, {"peer": to, **args})] * sends
-        calls += [(c, RECV, {"peer": source, **args})] * recvs
+        calls: list[tuple[Comm, str, dict[str, Any]]] = [(c, SEND, {"peer": to})] * sends
+        calls += [(c, RECV, {"peer": source})] * recvs
         if how == "groups":
-            c.proc.group(calls, t)
+            c.proc.group(calls, 1.1)
         else:
             for i, (_, api, more) in enumerate(calls):
-                c.proc.call(c, api, t + 0.01 * i, **more)
+                c.proc.call(c, api, 1.1 + 0.01 * i, **more)
 
 
 def judged(job: Job) -> list[tuple[str, str, list[int]]]:
@@ -150,7 +152,7 @@ def test_what_the_others_make_in_a_step_tells_who_made_more_or_less(
     comms = job.world(4)
     for c in comms:
         c.proc.call(c, AR, 1)
-    one_step(comms, wrong, 1.1, {"count": SMALL}, how)
+    one_step(comms, wrong, how)
     for c in comms:
         c.proc.call(c, AR, 2)
     comms[2].proc.group([(comms[2], SEND, {"peer": 3})], 8)

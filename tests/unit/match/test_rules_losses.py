@@ -190,7 +190,7 @@ def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds
         z.proc.call(z, AR, 2.2, stream=1 - r)
     ys[1].proc.enter(ys[1], AR, 3.0, stream=0)
     for p in job.procs:
-        state = {"main": "syscall", "syscall": "read"} if p.rank == 2 else {}
+        state: dict[str, Any] = {"main": "syscall", "syscall": "read"} if p.rank == 2 else {}
         p.cover(0.5, 1.6)
         p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1), **state)
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
@@ -203,10 +203,9 @@ def test_what_a_crashed_rank_lost_does_not_excuse_it(waiting: int) -> None:
     job = Job()
     comms = job.world(3)
     t = steps(comms, 5)
-    for c in comms[:2]:
-        if c.proc.rank < waiting:
-            c.proc.call(c, AR, t)
-        c.proc.cover(0.5, t + 400)
+    for c in comms[:waiting]:
+        c.proc.call(c, AR, t)
+    cover(job.procs[:2], t + 400)
     comms[2].proc.cover(0.5, t - 1)
     comms[2].proc.coverage(t + 1, lost_kernel=1)
     comms[2].proc.end(t + 1, how="signaled", signal=11)
