@@ -92,6 +92,9 @@ def _left(w: Wait, f: Finding, ctx: Context) -> None:
     f.hang_type, f.severity, f.role = "comm_ended_under_waiters", "error", "root_cause"
     f.downstream_of = None
     f.culprits = tuple(e.process.who for e in gone)
+    if w.calls and f.details["confidence"] == "observed":
+        # Who has queued a receive and left may have been done, but for a sender that hangs.
+        f.details["confidence"] = "inferred"
     f.details |= {
         "reason": status[0]["reason"],
         "left_comm_ranks": ranks,

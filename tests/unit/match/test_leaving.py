@@ -200,3 +200,17 @@ def test_a_restart_under_one_label_is_silent() -> None:
             p.cover(t0 + 0.5, t + 1)
             p.end(t + 1.5 + 0.2 * r, how="signaled", signal=15)
     assert analyze_job(job) == []
+
+
+def test_who_queued_a_receive_and_left_is_not_seen_to_be_the_cause() -> None:
+    """It may have been done, but for rank 1, which sends to nobody."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in (comms[0], comms[2]):
+        c.proc.call(c, "ncclRecv", t, peer=1, count=1 << 22)
+    comms[0].proc.cover(0.5, t + 2)
+    leave(comms[0], t + 2.5, "exit")
+    cover(job.procs[1:], t + 400)
+    (f,) = [f for f in analyze_job(job) if f.hang_type == "comm_ended_under_waiters"]
+    assert f.details["confidence"] == "inferred"
