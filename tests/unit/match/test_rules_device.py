@@ -167,3 +167,33 @@ def test_a_call_that_differs_explains_who_wait_for_each_other_behind_it() -> Non
     (mismatch,) = (f for f in found if f.role == "root_cause")
     absences = [f for f in found if f is not mismatch]
     assert [(f.role, f.downstream_of) for f in absences] == [("downstream", mismatch.id)] * 2
+
+
+@pytest.mark.parametrize(
+    ("api", "op", "made", "stand"),
+    [
+        # Data go out from rank 0: it needs nobody, and the others only it.
+        ("ncclBroadcast", None, (0, 1), set()),
+        ("ncclBroadcast", None, (1, 2), {1, 2}),
+        # Data come in to rank 0: it needs all, and who sends needs nobody.
+        ("ncclReduce", "sum", (0, 1), {0}),
+        ("ncclReduce", "sum", (1, 2), set()),
+    ],
+)
+def test_who_needs_whom_in_a_small_call_with_a_root(
+    api: str, op: str | None, made: tuple[int, ...], stand: set[int]
+) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 3, stream=0)
+    for r in made:
+        comms[r].proc.call(comms[r], api, t, root=0, op=op, count=16, stream=0)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher = run.analysis.matcher
+    stalls = matcher.p2p.run_devices(matcher.comms, matcher._context, matcher.waits).stalls
+    assert {s.endpoint.comm_rank for s in stalls} == stand
+    needed = {e.comm_rank for s in stalls for e in s.lack.missing}
+    assert needed == (set() if not stand else {0} if api == "ncclBroadcast" else {2, 3})
