@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterator
 
 from nccluprobe.importers.run import Imported
 from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.names import named, numbers
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Process, Who
-from nccluprobe.match.status import is_silent, ranks_text
+from nccluprobe.match.status import is_silent
 from nccluprobe.match.waits import Wait
 from nccluprobe.report.text import Summary
 from nccluprobe.trace.heartbeats import HeartbeatReader
@@ -35,22 +36,18 @@ def waiting_notes(matcher: Matcher) -> list[str]:
     short: list[tuple[Wait, float]] = []
     limit = matcher.options.missing_after / 1e9
     for w, waited in _open_waits(matcher):
-        here, away = (
-            ranks_text(sorted(e.comm_rank for e in x if e.comm_rank is not None))
-            for x in (w.entered, w.absent)
-        )
+        away, where = named(w.absent), f"communicator {w.comm.label}"
         if set(w.absent) & set(w.entered):  # a call that all have made
             found.append(
-                f"not complete for {waited:.0f} s, no finding: {w.label}, of communicator "
-                f"{w.comm.label}; it waits for rank{'s' * (len(w.absent) > 1)} {away}, held up in "
-                "an earlier call"
+                f"not complete for {waited:.0f} s, no finding: {w.label}, of {where}; it waits for "
+                f"{away}, held up in an earlier call"
             )
             continue
         if waited < limit and not any(e.process.in_phase for e in w.absent):
             short.append((w, waited))
         found.append(
-            f"waiting for {waited:.0f} s, no finding: rank{'s' * (len(w.entered) > 1)} {here} of "
-            f"communicator {w.comm.label} in {w.label}; not there: {away}"
+            f"waiting for {waited:.0f} s, no finding: {named(w.entered, where)} in {w.label}; "
+            f"not there: {away}"
         )
     more = len(found) - _LISTED
     rest = [f"and {more} more waits without a finding"] if more > 0 else []
@@ -88,7 +85,7 @@ def _several(processes: list[Process]) -> str:
     """Processes by their ranks in the job, or, where those are not known, the first ones."""
     ranks = sorted(p.rank for p in processes if p.rank is not None)
     if len(set(ranks)) == len(processes):
-        return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} of the job"
+        return f"{numbers(ranks)} of the job"
     more = len(processes) - _LISTED
     shown = "; ".join(p.label() for p in processes[:_LISTED])
     return shown + (f"; and {more} more" if more > 0 else "")

@@ -14,9 +14,7 @@ from nccluprobe.importers.fr_calls import Collectives, Transfers
 from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_job import GroupKey
 from nccluprobe.match.model import Int64
-
-#: A number of a group has fewer.
-_DIGITS = 19
+from nccluprobe.numerals import whole
 
 
 @dataclass
@@ -186,7 +184,8 @@ def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:
 
 def _is_number(text: str) -> bool:
     """Whether it is a number as PyTorch writes it, and the same when written again."""
-    return len(text) < _DIGITS and text.isascii() and text.isdigit() and str(int(text)) == text
+    number = whole(text)
+    return number is not None and number >= 0 and str(number) == text
 
 
 def _between(ids: list[int], names: list[int], known: dict[str, str]) -> dict[str, str]:

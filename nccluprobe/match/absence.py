@@ -7,6 +7,7 @@ from typing import Any
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.lessons import wait_for_root
@@ -296,22 +297,22 @@ def _finding(comm: Communicator, o: OpenSlot, v: _Verdict, ctx: Context) -> Find
     is_error = v.proof or (o.waited >= opt.error_after and blamed and not v.loss)
     missing = [e.comm_rank for e in v.missing if e.comm_rank is not None]
     details: dict[str, Any] = {
-        "api": o.signature.api if o.signature else None,
-        "expected_nranks": comm.key.nranks,
-        "entered_comm_ranks": [e.comm_rank for e in o.entered],
+        **on_communicator(
+            comm,
+            o.signature.api if o.signature else None,
+            [e.comm_rank for e in o.entered],
+            strongest(list(v.reasons.values())),
+            _confidence(v, o),
+            waited_s=seconds(o.waited),
+            lossy=v.loss or any(e.lost for e in (*o.entered, *o.absent)),
+        ),
         "missing_comm_ranks": missing,
         "missing_rank_status": [
             rank_status(comm, e.comm_rank, e, ctx.now, limit, v.reasons[e.comm_rank])
             for e in v.missing
             if e.comm_rank is not None
         ],
-        "waited_s": seconds(o.waited),
-        "reason": strongest(list(v.reasons.values())),
-        "confidence": _confidence(v, o),
-        "trace_event_loss_possible": v.loss or any(e.lost for e in (*o.entered, *o.absent)),
         "signature": o.signature.text() if o.signature else None,
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": o.first,
         "queued_behind": o.queued_behind,
         "entered_call_idx": {str(e.comm_rank): e.idx_at(o.slot) for e in o.entered},

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
@@ -200,9 +201,9 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
     signature = ctx.table[oldest[0][2]]
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             signature.api,
-            comm.key.nranks,
             ranks,
             "all_inside",
             "observed" if comm.complete_view else "reduced",
@@ -210,14 +211,14 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
             lossy=any(e.lost or e.process.lost for e in members),
         ),
         "signature": signature.text(),
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": w.first,
         "unobserved_comm_ranks": len(comm.unobserved()),
         "summary": (
-            f"All {len(ranks)} members of communicator {comm.label} entered {signature.api} "
-            f"#{w.seq}, and none of them has completed it for {seconds(waited):.1f} s: nobody is "
-            f"missing; the device or the network is not going on."
+            f"All {len(ranks)} {'' if comm.complete_view else 'observed '}members of communicator "
+            f"{comm.label} entered {signature.api} #{w.seq}, and none of them has completed it for "
+            f"{seconds(waited):.1f} s: "
+            + ("nobody is missing; " if comm.complete_view else "")
+            + "the device or the network is not going on."
         ),
     }
     return Finding(
@@ -245,9 +246,9 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
     api = signature.api if signature else None
     also = f", and so on {places} communicators" if places > 1 else ""
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             api,
-            comm.key.nranks,
             [x.comm_rank for x in comm.members() if x.entered > b.slot],
             "not_complete_here",
             "inferred",
@@ -255,8 +256,6 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
             lossy=False,
         ),
         "signature": signature.text() if signature else None,
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": b.since,
         "not_complete_comm_ranks": [rank],
         "not_complete_rank_status": [

@@ -12,8 +12,9 @@ from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, rank_status
 from nccluprobe.match.waits import Wait
@@ -60,17 +61,15 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, end_reason(e.process))
     ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             None,
-            comm.key.nranks,
             ranks,
             status["reason"],
             "reduced" if lossy else "inferred",
             waited_s=seconds(waited),
             lossy=lossy,
         ),
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": w.first,
         "left_comm_ranks": [rank],
         "left_rank_status": [status],

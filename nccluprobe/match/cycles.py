@@ -7,7 +7,8 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.details import on_communicator
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.graph import Cycle, odd_call
 from nccluprobe.match.names import named
 from nccluprobe.match.status import coverage_of
@@ -60,17 +61,15 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         if e.actor in cycle.minority and len(cycle.minority) < len(cycle.actors)
     ]
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            first.comm,
             first.finding.details.get("api") if first.finding else None,
-            first.comm.key.nranks,
             [e.comm_rank for e in first.entered],
             "orders_exclude" if odd is None or not cycle.minority else "call_extra",
             "observed" if cycle.proven else "inferred",
             waited_s=seconds(waited),
             lossy=any(e.lost or e.process.lost for w in cycle.waits for e in w.entered),
         ),
-        "comm_name": first.comm.name,
-        "instance": first.comm.key.instance,
         "first_entered_unix_ns": min(w.first for w in cycle.waits),
         "cycle": [
             {

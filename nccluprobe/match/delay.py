@@ -14,8 +14,9 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.options import Options
@@ -181,9 +182,9 @@ def _finding(e: Episode, ctx: Context) -> Finding:
     signature = ctx.table[wait.sig]
     status = rank_status(comm, e.rank, endpoint, ctx.now, limit, "rank_late")
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             signature.api,
-            comm.key.nranks,
             sorted(e.in_time),
             "rank_late",
             "observed" if endpoint.base == "exact" else "reduced",
@@ -197,8 +198,6 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         "clock_bound_s": seconds(e.bound),
         "late_slots": e.slots,
         "signature": signature.text(),
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": wait.first,
         "summary": (
             f"{capital(named([endpoint]))}, {endpoint.process.place()}, came "

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from nccluprobe.match import teardown
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.full_queue import Queued
-from nccluprobe.match.names import capital, named
+from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.process import Inside, Process
-from nccluprobe.match.status import coverage_of, process_facts, ranks_text
+from nccluprobe.match.status import coverage_of, process_facts
 from nccluprobe.match.waits import Wait
 from nccluprobe.nccl.api import BY_NAME, TRACED, Kind
 
@@ -200,9 +201,9 @@ def _level(
         comm_seq=comm.last_seq,
         detected_at=ctx.now,
         details={
-            **required(
+            **on_communicator(
+                comm,
                 api,
-                comm.key.nranks,
                 [e.comm_rank for e in members],
                 "call_not_returned",
                 "inferred",
@@ -210,14 +211,12 @@ def _level(
                 lossy=any(e.lost or e.process.lost for e in members),
             ),
             "signature": signature.text() if signature else None,
-            "comm_name": comm.name,
-            "instance": comm.key.instance,
             "inside_comm_ranks": ranks,
             "returned_comm_ranks": back,
             "summary": (
                 f"All members of communicator {comm.label} entered {api} #{comm.last_seq}; it has "
-                f"returned on rank{'s' if len(back) > 1 else ''} {ranks_text(back)}, and not on "
-                f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)} for "
+                f"returned on {numbers(back)}, and not on "
+                f"{numbers(ranks)} for "
                 f"{seconds(waited):.1f} s."
             ),
         },

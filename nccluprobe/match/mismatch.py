@@ -10,9 +10,10 @@ from typing import Any
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context, OpenSlot
 from nccluprobe.match.communicator import Communicator, Disagreement
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, SignatureTable, difference
@@ -187,9 +188,9 @@ def _finding(
     if shift is not None:
         reason = "call_skipped" if shift.skip else "call_extra"
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             model.api,
-            comm.key.nranks,
             sorted(present),
             reason,
             _confidence(exact, decision),
@@ -213,8 +214,6 @@ def _finding(
             }
             for sig, ranks in decision.groups.items()
         ],
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": min(entries),
         "several_shifts_fit": verdict.several_fit,
     }

@@ -19,8 +19,9 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import named
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import coverage_of, unseen
@@ -243,17 +244,15 @@ def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
     members = {e.process.who for c in (i.x, i.y) for e in c.members()}
     text = "; ".join(_calls(s, i, s[0].before[i.slot] <= i.other) for s in i.sides[:3])
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            i.x,
             None,
-            i.x.key.nranks,
             [e.comm_rank for e in i.x.members()],
             "orders_exclude",
             "reduced" if lossy else "inferred",
             waited_s=seconds(waited) if hangs else 0.0,
             lossy=lossy,
         ),
-        "comm_name": i.x.name,
-        "instance": i.x.key.instance,
         "other_comm_uid_hash": i.y.key.hash,
         "other_instance": i.y.key.instance,
         "other_comm_seq": i.y.seq(i.other),

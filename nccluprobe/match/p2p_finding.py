@@ -7,8 +7,9 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.p2p_pair import Pair, size_of
 from nccluprobe.match.p2p_queue import Op
@@ -47,17 +48,15 @@ def base(
 ) -> dict[str, Any]:
     """Details that all findings have."""
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             None,
-            comm.key.nranks,
             [],
             "rank_alive_but_not_entered",
             "observed",
             waited_s=seconds(max(0, until - first)),
             lossy=loss,
         ),
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "first_entered_unix_ns": first,
     }
     return details | more

@@ -11,7 +11,8 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.details import on_communicator
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.signature import SiteNames
 from nccluprobe.match.sitelog import Parting, majority
@@ -104,9 +105,9 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
         comm_seq=p.seq,
         detected_at=ctx.now,
         details={
-            **required(
+            **on_communicator(
+                comm,
                 api,
-                comm.key.nranks,
                 sorted(p.sites),
                 "call_extra",
                 "inferred",
@@ -118,8 +119,6 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
             "minority_comm_ranks": ranks,
             "sites": _groups(p.sites, names),
             "hangs_at_comm_seq": w.seq,
-            "comm_name": comm.name,
-            "instance": comm.key.instance,
             "first_entered_unix_ns": w.first,
             "summary": (
                 f"{capital(named(w.entered))} came to #{p.seq} of communicator {comm.label} from "

@@ -9,8 +9,9 @@ from nccluprobe.match import names
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import Children, Made, inside_child
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.inits import GROW, Inits
 from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
@@ -145,9 +146,9 @@ def _stuck(x: _Came) -> Finding | None:
 
 def _details(x: _Came, waited: int, reason: str) -> dict[str, Any]:
     return {
-        **required(
+        **on_communicator(
+            x.comm,
             x.call.api,
-            x.comm.key.nranks,
             sorted(e.comm_rank or 0 for e in x.came),
             reason,
             "inferred",
@@ -155,8 +156,6 @@ def _details(x: _Came, waited: int, reason: str) -> dict[str, Any]:
             lossy=any(e.process.lost_since(x.first) for e in x.absent),
         ),
         "child": x.child,
-        "comm_name": x.comm.name,
-        "instance": x.comm.key.instance,
         "first_entered_unix_ns": x.first,
     }
 

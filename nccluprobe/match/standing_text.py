@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nccluprobe.match.absence import Context, strongest
-from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import capital, numbers
 from nccluprobe.match.status import end_reason, process_facts, ranks_text
 
 if TYPE_CHECKING:
@@ -37,15 +38,17 @@ def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Fin
     apis = sorted({api for lag in lags.values() for api in lag})
     unobserved = [r for r in range(group.nranks) if r not in group.stands]
     details: dict[str, Any] = {
-        "api": apis[0] if len(apis) == 1 else None,
-        "expected_nranks": group.nranks,
-        "entered_comm_ranks": [s.rank for s in ahead],
+        **required(
+            apis[0] if len(apis) == 1 else None,
+            group.nranks,
+            [s.rank for s in ahead],
+            reason,
+            "inferred",
+            waited_s=seconds(waited),
+            lossy=False,
+        ),
         "missing_comm_ranks": missing,
         "missing_rank_status": statuses,
-        "waited_s": seconds(waited),
-        "reason": reason,
-        "confidence": "inferred",
-        "trace_event_loss_possible": False,
         "evidence": "inspect",
         "behind_in": apis,
         "positions": {
@@ -107,19 +110,21 @@ def describe_gone(group: Group, ctx: Context) -> Finding:
     label = group.hash + (f" ({group.name})" if group.name else "")
     several = len(missing) > 1
     details: dict[str, Any] = {
-        "api": None,
-        "expected_nranks": group.nranks,
-        "entered_comm_ranks": stay,
+        **required(
+            None,
+            group.nranks,
+            stay,
+            "rank_exit_or_crash_suspected",
+            "inferred",
+            waited_s=0.0,
+            lossy=False,
+        ),
         "missing_comm_ranks": missing,
         "missing_rank_status": statuses,
-        "waited_s": 0.0,
-        "reason": "rank_exit_or_crash_suspected",
-        "confidence": "inferred",
-        "trace_event_loss_possible": False,
         "comm_name": group.name,
         "instance": None,
         "summary": (
-            f"Rank{'s' if several else ''} {ranks_text(missing)} of communicator {label} "
+            f"{capital(numbers(missing))} of communicator {label} "
             f"{'are' if several else 'is'} gone: the process{'es' if several else ''} "
             f"cannot be reached any more, while {len(stay)} others still use it."
         ),
@@ -195,9 +200,8 @@ def _summary(
     if len(behind) > 4:
         parts.append(f"{len(behind) - 4} more ranks are behind")
     text = ", ".join(parts)
-    ranks = ranks_text([s.rank for s in front])
     known = f", and has not moved for {seconds(waited):.1f} s" if waited else ""
     return (
         f"{text[0].upper()}{text[1:]} on communicator {label}, by NCCL's own counters: "
-        f"rank{'s' if len(front) > 1 else ''} {ranks} went furthest{known}."
+        f"{numbers(s.rank for s in front)} went furthest{known}."
     )

@@ -8,9 +8,10 @@ from typing import Any
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.children import inside_child
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of, inside_end, ranks_text
 from nccluprobe.match.waits import Wait
@@ -68,9 +69,9 @@ def _finding(
             f"going on."
         )
     details: dict[str, Any] = {
-        **required(
+        **on_communicator(
+            comm,
             api,
-            comm.key.nranks,
             ranks,
             reason,
             "reduced" if unobserved else "inferred",
@@ -78,8 +79,6 @@ def _finding(
             lossy=any(e.lost or e.process.lost for e in members),
         ),
         "signature": signature.text() if signature else None,
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "unobserved_comm_ranks": len(others),
         "not_observed_ranks": ranks_text(others),
         "summary": summary,
@@ -154,9 +153,9 @@ def _of_the_device(
         comm_seq=comm.last_seq,
         detected_at=ctx.now,
         details={
-            **required(
+            **on_communicator(
+                comm,
                 signature.api if signature else None,
-                comm.key.nranks,
                 [e.comm_rank for e in comm.members()],
                 "all_silent_after",
                 "inferred",
@@ -164,8 +163,6 @@ def _of_the_device(
                 lossy=any(e.lost or e.process.lost for e in comm.members()),
             ),
             "signature": signature.text() if signature else None,
-            "comm_name": comm.name,
-            "instance": comm.key.instance,
             "unobserved_comm_ranks": 0,
         },
         severity="error" if severe else "notice",

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
 from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
@@ -106,9 +107,9 @@ def _finding(
     lossy = "probe_event_loss_possible" in reasons.values()
     unobserved = comm.unobserved()
     ranks, missing = sorted(e.comm_rank or 0 for e in entered), sorted(reasons)
-    details = required(
+    details = on_communicator(
+        comm,
         api,
-        comm.key.nranks,
         ranks,
         strongest(list(reasons.values())),
         "reduced" if lossy or unobserved else "inferred",
@@ -121,8 +122,6 @@ def _finding(
             rank_status(comm, r, e, ctx.now, limit, reasons[r])
             for r, e in sorted((e.comm_rank or 0, e) for e in absent)
         ],
-        "comm_name": comm.name,
-        "instance": comm.key.instance,
         "inside_comm_ranks": ranks,
         "first_entered_unix_ns": first,
         "unobserved_comm_ranks": len(unobserved),

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.details import on_communicator
 from nccluprobe.match.disagree import Decision
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.waits import Wait
@@ -73,9 +74,9 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
         comm_seq=comm.seq(zero[0]),
         detected_at=ctx.now,
         details={
-            **required(
+            **on_communicator(
+                comm,
                 call.api,
-                comm.key.nranks,
                 [x.comm_rank for x in comm.members()],
                 "arguments_differ",
                 "reduced" if lossy else "inferred",
@@ -88,8 +89,6 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
             "minority_rank_status": [
                 rank_status(comm, rank, e, ctx.now, limit, "arguments_differ")
             ],
-            "comm_name": comm.name,
-            "instance": comm.key.instance,
             "first_entered_unix_ns": w.first,
             "explanation": _text(e, zero, ctx.table),
             "summary": (

@@ -55,7 +55,7 @@ def test_a_file_excuses_its_rank(tmp_path: Path) -> None:
     assert code == ExitCode.OK
     assert "No finding." in text
     assert "has declared the phase checkpoint" in " ".join(text.split())
-    assert "not there: 2" in " ".join(text.split())
+    assert "not there: rank 2" in " ".join(text.split())
 
 
 def test_limits(tmp_path: Path) -> None:
