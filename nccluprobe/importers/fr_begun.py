@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccluprobe.importers.fr_calls import Transfers
 from nccluprobe.importers.fr_groups import Group, Part, by_peer
 
 
@@ -59,7 +58,7 @@ def _collectives(group: Group) -> set[int]:
 def _transfers(group: Group) -> set[int]:
     """Members that have not begun what their peer has begun."""
     found: set[int] = set()
-    heads = {p.rank: dict(_heads(p)) for p in group.parts.values()}
+    heads = {p.rank: _heads(p) for p in group.parts.values()}
     for rank, lanes in heads.items():
         for (send, peer), begun in lanes.items():
             if begun and heads.get(peer, {}).get((not send, rank)) is False:
@@ -67,9 +66,10 @@ def _transfers(group: Group) -> set[int]:
     return found
 
 
-def _heads(part: Part) -> Iterable[tuple[tuple[bool, int], bool]]:
+def _heads(part: Part) -> dict[tuple[bool, int], bool]:
     """(is a send, peer) -> whether the oldest that is not complete has begun."""
-    t: Transfers | None = part.transfers
-    for send, peer, rows, done in () if t is None else by_peer(t):
-        if t is not None and done < len(rows):
-            yield (send, peer), bool(t.begun[rows[done]])
+    t = part.transfers
+    if t is None:
+        return {}
+    lanes = ((send, peer, rows[done]) for send, peer, rows, done in by_peer(t) if done < len(rows))
+    return {(send, peer): bool(t.begun[row]) for send, peer, row in lanes}

@@ -118,7 +118,7 @@ def _waits(groups: Iterable[Group]) -> tuple[dict[int, _Wait], set[int]]:
     for group in groups:
         ranks = group.key[1]
         for rank, part in group.parts.items():
-            for record, needs, place in waiting(group, part):
+            for record, needs, place in _open_calls(group, part):
                 lacks = {ranks[x] for x in needs}
                 absent |= lacks
                 if rank not in oldest or record < oldest[rank].record:
@@ -146,7 +146,7 @@ def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]
     return found
 
 
-def waiting(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple[int, ...]]]:
+def _open_calls(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple[int, ...]]]:
     """(record, group ranks that have not come to it, place) of calls that are not complete."""
     c = part.collectives
     # What another has completed holds nobody up.

@@ -20,6 +20,7 @@ from nccluprobe.match.status import (
     ended_abruptly,
     inside_end,
     is_silent,
+    left_at,
     rank_status,
     unseen,
 )
@@ -190,7 +191,7 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
     lossy = 0
     for e in watched:
         rank = e.comm_rank if e.comm_rank is not None else -1
-        ended_at = _ended_at(e)
+        ended_at = left_at(e)
         left = ended_at is not None and _left_waiters(e, ended_at, o, ctx)
         if _may_have_come(e, o) and not (_crashed(e) and e.end is None):
             lossy += 1
@@ -228,15 +229,6 @@ def _not_observed(o: OpenSlot, silent: list[Endpoint], ctx: Context) -> _Verdict
         return None
     reasons = {e.comm_rank: "rank_not_observed" for e in silent if e.comm_rank is not None}
     return _Verdict("collective_missing_enter", reasons, tuple(silent), (), proof=False, loss=False)
-
-
-def _ended_at(e: Endpoint) -> int | None:
-    times = []
-    if e.end is not None:
-        times.append(e.end.t)
-    if e.process.ended and e.process.end is not None:
-        times.append(e.process.end.t)
-    return min(times, default=None)
 
 
 def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool:

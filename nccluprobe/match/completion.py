@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named, numbers
@@ -208,7 +208,7 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
             "all_inside",
             "observed" if comm.complete_view else "reduced",
             waited_s=seconds(waited),
-            lossy=any(e.lost or e.process.lost for e in members),
+            lossy=lost_any(members),
         ),
         "signature": signature.text(),
         "first_entered_unix_ns": w.first,

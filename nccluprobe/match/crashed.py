@@ -12,11 +12,11 @@ from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
-from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, rank_status
+from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, last_sign, rank_status
 from nccluprobe.match.waits import Wait
 
 
@@ -42,8 +42,7 @@ def under_crash(waits: Sequence[Wait], context: Callable[[Communicator], Context
                 x
                 for x in w.entered
                 if not x.process.ended
-                and waiting_until(x, ctx) - max(at, x.process.last_activity, x.last_t)
-                >= ctx.options.missing_after
+                and waiting_until(x, ctx) - max(at, last_sign(x)) >= ctx.options.missing_after
             ]
             if stay:
                 found.append((at, w, e, stay))
@@ -57,7 +56,7 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     comm = w.comm
     rank = -1 if e.comm_rank is None else e.comm_rank
     waited = max(waiting_until(x, ctx) for x in stay) - at
-    lossy = any(x.lost or x.process.lost for x in comm.endpoints.values())
+    lossy = lost_any(comm.endpoints.values())
     status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, end_reason(e.process))
     ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
     details: dict[str, Any] = {

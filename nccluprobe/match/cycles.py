@@ -7,7 +7,7 @@ from typing import Any
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.graph import Cycle, odd_call
 from nccluprobe.match.names import named
@@ -68,7 +68,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
             "orders_exclude" if odd is None or not cycle.minority else "call_extra",
             "observed" if cycle.proven else "inferred",
             waited_s=seconds(waited),
-            lossy=any(e.lost or e.process.lost for w in cycle.waits for e in w.entered),
+            lossy=lost_any(e for w in cycle.waits for e in w.entered),
         ),
         "first_entered_unix_ns": min(w.first for w in cycle.waits),
         "cycle": [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import required
 
 
@@ -24,3 +25,8 @@ def on_communicator(
         api, comm.key.nranks, entered, reason, confidence, waited_s=waited_s, lossy=lossy
     )
     return {**details, "comm_name": comm.name, "instance": comm.key.instance}
+
+
+def lost_any(members: Iterable[Endpoint]) -> bool:
+    """Whether events of any of them were lost, on the communicator or of the process."""
+    return any(e.lost or e.process.lost for e in members)

@@ -266,7 +266,7 @@ class Device:
         meeting = self._meeting[part.comm.key, part.slot]
         if meeting.over_for(part.rank):
             return Lack()
-        needed = meeting.needed_by(part.rank)
+        needed = meeting.needed
         mine = meeting.nodes[part.rank]
         alike = frozenset((p.comm.key, p.slot) for p in mine.parts if p.message is None)
         known = self._known.get((id(meeting), needed, alike))

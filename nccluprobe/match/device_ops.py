@@ -126,8 +126,9 @@ class Meeting:
         """Whether a member needs nobody else."""
         return self.root is not None and (rank == self.root) != self.inward
 
-    def needed_by(self, rank: int) -> int | None:
-        """The one rank that a member needs; None: all of them."""
+    @property
+    def needed(self) -> int | None:
+        """The one rank that members need; None: all of them."""
         return self.root if self.root is not None and not self.inward else None
 
     def over_for(self, rank: int) -> bool:

@@ -13,7 +13,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Process, Who
-from nccluprobe.match.status import process_facts
+from nccluprobe.match.status import left_at, process_facts
 from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.nccl.enums import RESULTS
 
@@ -142,9 +142,9 @@ def _gone(
         return None
     left = []
     for x in comm.endpoints.values():
-        ends = [end.t for end in (x.end, x.process.end if x.process.ended else None) if end]
-        if ends and x.process.who not in error.who and min(ends) <= error.first:
-            left.append((min(ends), x))
+        at = left_at(x)
+        if at is not None and x.process.who not in error.who and at <= error.first:
+            left.append((at, x))
     return min(left, key=lambda item: item[0])[1] if left else None
 
 

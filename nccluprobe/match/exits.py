@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from nccluprobe.match import teardown
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.full_queue import Queued
 from nccluprobe.match.names import capital, named, numbers
 from nccluprobe.match.process import Inside, Process
-from nccluprobe.match.status import coverage_of, process_facts
+from nccluprobe.match.status import ENDING, coverage_of, process_facts
 from nccluprobe.match.waits import Wait
 from nccluprobe.nccl.api import BY_NAME, TRACED, Kind
 
@@ -33,11 +33,7 @@ LOCAL = frozenset(
     or (a.kind is Kind.REGISTRATION and "Window" not in a.name and "DevComm" not in a.name)
 )
 #: Calls that all members of a communicator make, and that may wait for each other.
-TOGETHER = frozenset(
-    a.name
-    for a in TRACED
-    if a.name in ("ncclCommDestroy", "ncclCommFinalize", "ncclCommWindowRegister")
-)
+TOGETHER = ENDING | {"ncclCommWindowRegister"}
 
 
 def judge(
@@ -208,7 +204,7 @@ def _level(
                 "call_not_returned",
                 "inferred",
                 waited_s=seconds(waited),
-                lossy=any(e.lost or e.process.lost for e in members),
+                lossy=lost_any(members),
             ),
             "signature": signature.text() if signature else None,
             "inside_comm_ranks": ranks,

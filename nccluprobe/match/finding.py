@@ -150,7 +150,7 @@ def required(
     waited_s: float,
     lossy: bool,
 ) -> dict[str, Any]:
-    """The details that every finding has, of one in which no rank is missing.
+    """The details that every finding has; no rank is missing, unless the caller adds some.
 
     ``entered``: communicator ranks; ``lossy``: whether lost events may be behind it.
     """

@@ -19,7 +19,7 @@ from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import is_silent
+from nccluprobe.match.status import is_silent, left_at
 from nccluprobe.match.waits import Wait, entry_of, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
@@ -101,11 +101,8 @@ class Graph:
 
     def left(self, w: Wait, e: Endpoint) -> bool:
         """Whether an absent member ended by itself: it will not come, and waits for nobody."""
-        times = [x.t for x in (e.end, e.process.end if e.process.ended else None) if x is not None]
-        if not times:
-            return False
-        gone = min(times)
-        return not any(
+        gone = left_at(e)
+        return gone is not None and not any(
             x is not w and x.first + _GAVE_UP <= gone for x in self.blockers.get(e.actor, ())
         )
 

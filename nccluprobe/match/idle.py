@@ -53,6 +53,8 @@ _BLOCKED = frozenset(
     }
 )
 
+#: How the note of a wait that may be idle begins.
+NOT_DECIDABLE = "waiting, cause not decidable"
 DECLARED, LEARNED, UNDECIDED = "declared", "learned", "undecided"
 
 
@@ -188,6 +190,6 @@ def _tone_down(f: Finding) -> None:
     f.details["confidence"] = "none"
     who = "sender" if f.hang_type == "p2p_unmatched" else "root"
     f.details["note"] = (
-        f"waiting, cause not decidable: the {who} is outside NCCL, and nothing else is blocked; it "
+        f"{NOT_DECIDABLE}: the {who} is outside NCCL, and nothing else is blocked; it "
         "may have nothing to send, or hang (--idle-ok declares that this is normal)"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.names import capital, named
-from nccluprobe.match.status import end_reason, ended_abruptly, rank_status
+from nccluprobe.match.status import end_reason, ended_abruptly, left_at, rank_status
 from nccluprobe.match.waits import seen_in
 
 if TYPE_CHECKING:
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
 #: Ways to end a communicator that belong to an orderly end.
 _ORDERLY = frozenset({"destroy", "finalize"})
-
-
-def left_at(e: Endpoint) -> int | None:
-    """When a member ended, or ended the communicator; None: it is there."""
-    times = [e.end.t] if e.end is not None else []
-    if e.process.ended and e.process.end is not None:
-        times.append(e.process.end.t)
-    return min(times, default=None)
 
 
 def gone_under(w: Wait, ctx: Context) -> list[Endpoint]:

@@ -209,7 +209,7 @@ class Orders:
             if known is None or known[0] != times:
                 known = self._seen[key] = (times, _compare(a, members[a.key], b, members[b.key]))
             if known[1] is not None:
-                found.append(_finding(known[1], context(a), lint))
+                found.append(_finding(known[1], context(a)))
         self._seen = {k: v for k, v in self._seen.items() if k in pairs}
         return found
 
@@ -233,7 +233,7 @@ def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:
     return f"{named(o.x for o in side)} called {one} before {two}"
 
 
-def _finding(i: Inversion, ctx: Context, lint: bool) -> Finding:
+def _finding(i: Inversion, ctx: Context) -> Finding:
     since = max(_silent_since(i.x), _silent_since(i.y))
     waited = max(0, ctx.now - since)
     large, small = i.sides[0], i.sides[1]

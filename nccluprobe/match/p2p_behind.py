@@ -24,6 +24,7 @@ from nccluprobe.match.p2p_past import left_out_call, stream_of
 from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, Op, Side
 from nccluprobe.match.p2p_shape import left_one_out
 from nccluprobe.match.stalls import Stalls
+from nccluprobe.match.status import last_sign
 from nccluprobe.match.status import unseen as unseen_calls
 from nccluprobe.match.tail import IDX as CALL_IDX
 from nccluprobe.match.tail import ORD as CALL_ORD
@@ -54,7 +55,7 @@ def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Find
     theirs = None if e is None else sides.get((e.info.source, e.info.id))
     if e is None or theirs is None or mine is None or not _both_watched(own, e, comm):
         return None
-    quiet = min(waiting_until(x, ctx) - _last(x) for x in (own, e))
+    quiet = min(waiting_until(x, ctx) - last_sign(x) for x in (own, e))
     half = _half(part, theirs)
     if half is None or quiet < ctx.options.missing_after:
         return None
@@ -96,10 +97,6 @@ def _both_watched(own: Endpoint, e: Endpoint, comm: Communicator) -> bool:
     if any(x.process.ended or x.end is not None for x in (own, e)):
         return False
     return host_of(own) is not Host.AWAY
-
-
-def _last(e: Endpoint) -> int:
-    return max(e.process.last_activity, e.last_t)
 
 
 def _half(part: Part, theirs: Side) -> Op | None:

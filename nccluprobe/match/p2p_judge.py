@@ -25,7 +25,14 @@ from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
 from nccluprobe.match.p2p_units import Open, Unit, units_of
 from nccluprobe.match.stalls import Stalls
-from nccluprobe.match.status import absent_reason, end_reason, ended_abruptly, is_silent
+from nccluprobe.match.status import (
+    absent_reason,
+    end_reason,
+    ended_abruptly,
+    is_silent,
+    last_sign,
+    left_at,
+)
 from nccluprobe.match.waits import Wait
 
 #: NCCL's buffer between two ranks holds 8 messages, or parts of them.
@@ -128,7 +135,7 @@ class Judge:
         elif odd is None or any(host_of(e) is Host.AWAY for e in ends):
             return None
         else:
-            since = max(self.last(e) for e in ends)
+            since = max(last_sign(e) for e in ends)
         if min(waiting_until(e, ctx) for e in ends) - since < limit:
             return None
         return inversion(self.comm, ctx, u, v, odd.endpoint if odd else None, loss)
@@ -205,17 +212,13 @@ class Judge:
             return until - unit.hard >= limit
         if all(self._buffered(unit, o) for o in unit.ops):
             return False
-        return until - self.last(unit.endpoint) >= limit
+        return until - last_sign(unit.endpoint) >= limit
 
     def _buffered(self, unit: Unit, o: Open) -> bool:
         """Whether all that is sent so far and not received fits into a buffer."""
         rows = unit.side.queue(True, o.op.peer).rows()
         sizes = self.pairs.wires.size(rows[:, SIG])
         return len(rows) <= _STEPS and bool(((sizes >= 0) & (sizes <= SMALL)).all())
-
-    def last(self, e: Endpoint) -> int:
-        """Newest entry of a call of its process."""
-        return max(e.process.last_activity, e.last_t)
 
     def may_have(self, e: Endpoint, unit: Unit) -> bool:
         """Whether an endpoint may have made, unseen, what a unit waits for."""
@@ -239,15 +242,13 @@ class Judge:
         side = self.side(e)
         last = max(e.last_t, side.last_t if side else 0)
         since = max(unit.t, last)
-        times = [x.t for x in (e.end, p.end if p.ended else None) if x is not None]
-        if times:
-            ended = min(times)
+        ended = left_at(e)
+        if ended is not None:
             first = e.end is not None and ended == e.end.t
-            grace = min(opt.silent_after, opt.missing_after)
-            if e.end is None and ended_abruptly(p):
-                grace = 0
+            abrupt = e.end is None and ended_abruptly(p)
+            grace = 0 if abrupt else min(opt.silent_after, opt.missing_after)
             reason = "rank_ended_communicator" if first else end_reason(p)
-            if self._lost_before_end(e, unit, ended):
+            if self._lost_before_end(e, unit):
                 return _Peer(e, "probe_event_loss_possible", until - since, loss=True)
             if until - max(ended, unit.t) > grace:
                 return _Peer(e, reason, until - max(ended, unit.t), proof=True)
@@ -267,7 +268,7 @@ class Judge:
         inside = p.inside_now() is not None
         return _Peer(e, "rank_inside_other_call" if inside else absent_reason(p), quiet)
 
-    def _lost_before_end(self, e: Endpoint, unit: Unit, ended: int) -> bool:
+    def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""
         if ended_abruptly(e.process) or (e.end is not None and e.end.how == "abort"):
             return False
@@ -294,13 +295,13 @@ class Judge:
             return False
         if e.entered <= own.entered or left_out_call(self.comm, own, self.sides):
             return False
-        return e.inside() is not None or until - self.last(e) >= self.ctx.options.missing_after
+        return e.inside() is not None or until - last_sign(e) >= self.ctx.options.missing_after
 
     def _due(self, unit: Unit, peers: list[_Peer], until: int) -> Finding | None:
         opt = self.ctx.options
         watched = [p for p in peers if not p.silent]
         if not watched:
-            stopped = until - max(unit.t, self.last(unit.endpoint))
+            stopped = until - max(unit.t, last_sign(unit.endpoint))
             if max(stopped, 0 if unit.hard is None else until - unit.hard) < opt.missing_after:
                 return None
             return self._finding(unit, peers, until, error=False, loss=False)
@@ -308,7 +309,7 @@ class Judge:
         asserted = all(p.quiet >= opt.missing_after for p in watched if not p.proof)
         if not (proof or asserted):
             # It serves others, and has kept this one waiting far beyond the limit.
-            held = unit.hard is not None or until - self.last(unit.endpoint) >= opt.missing_after
+            held = unit.hard is not None or until - last_sign(unit.endpoint) >= opt.missing_after
             if not held or until - unit.t < opt.error_after:
                 return None
             return self._finding(unit, peers, until, error=False, loss=False)

@@ -18,6 +18,7 @@ from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_queue import GROUP, IDX
 from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.process import Actor
+from nccluprobe.match.status import last_sign
 
 
 def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
@@ -48,7 +49,7 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 unit,
                 o,
                 (other.comm, waiting, wanted),
-                _culprit(judge, unit, o, other, waiting, wanted),
+                _culprit(unit, o, other, waiting, wanted),
                 loss=False,
             )
             judge.findings.append(f)
@@ -80,7 +81,7 @@ def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
     """Whether its peer waits for nobody and has not called since: it did not come so far."""
     assert o.peer is not None
     p = o.peer.process
-    if p.ended or o.peer.end is not None or judge.last(o.peer) >= unit.t:
+    if p.ended or o.peer.end is not None or last_sign(o.peer) >= unit.t:
         return False
     return p.inside_now() is None and not judge.stalls.holds(o.peer)
 
@@ -111,13 +112,11 @@ def _alike(judge: Judge, a: Open, b: Open) -> bool:
 def _stands(judge: Judge, unit: Unit) -> bool:
     """Whether it has stood still for long."""
     until = waiting_until(unit.endpoint, judge.ctx)
-    since = unit.t if unit.hard is not None else max(unit.t, judge.last(unit.endpoint))
+    since = unit.t if unit.hard is not None else max(unit.t, last_sign(unit.endpoint))
     return until - since >= judge.ctx.options.missing_after
 
 
-def _culprit(
-    judge: Judge, unit: Unit, o: Open, other: Judge, waiting: Unit, wanted: Open
-) -> Endpoint | None:
+def _culprit(unit: Unit, o: Open, other: Judge, waiting: Unit, wanted: Open) -> Endpoint | None:
     if not _same_pair(o, waiting):
         return unit.endpoint  # the wrong peer: it is what the two have in common
     # The wrong communicator: either of two may have taken it.

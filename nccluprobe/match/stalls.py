@@ -25,6 +25,7 @@ from nccluprobe.match.p2p_pair import At, Pairs
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.process import Actor
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.status import last_sign
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
@@ -190,7 +191,7 @@ def _of_messages(s: Stall, parts: list[Part]) -> Wait:
 
 def _quiet_for(e: Endpoint, ctx: Context) -> int:
     """How long an endpoint's process has not called NCCL, ns."""
-    return waiting_until(e, ctx) - max(e.process.last_activity, e.last_t)
+    return waiting_until(e, ctx) - last_sign(e)
 
 
 def stalls_of(

@@ -213,3 +213,14 @@ def ranks_text(ranks: list[int]) -> str:
         parts.append(str(ranks[at]) if end == at else f"{ranks[at]}-{ranks[end]}")
         at = end + 1
     return ",".join(parts)
+
+
+def left_at(e: Endpoint) -> int | None:
+    """When a member ended, or ended the communicator; None: it is there."""
+    ends = (e.end, e.process.end if e.process.ended else None)
+    return min((x.t for x in ends if x is not None), default=None)
+
+
+def last_sign(e: Endpoint) -> int:
+    """When its process called NCCL last, as far as is seen."""
+    return max(e.process.last_activity, e.last_t)

@@ -8,12 +8,12 @@ from typing import Any
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.children import inside_child
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
-from nccluprobe.match.status import coverage_of, inside_end, ranks_text
+from nccluprobe.match.status import coverage_of, inside_end, last_sign, ranks_text
 from nccluprobe.match.waits import Wait
 
 
@@ -76,7 +76,7 @@ def _finding(
             reason,
             "reduced" if unobserved else "inferred",
             waited_s=seconds(waited),
-            lossy=any(e.lost or e.process.lost for e in members),
+            lossy=lost_any(members),
         ),
         "signature": signature.text() if signature else None,
         "unobserved_comm_ranks": len(others),
@@ -120,7 +120,7 @@ def hung_finding(
 
     ``kept``: these members; ``behind``: findings of ranks that wait because of it.
     """
-    since = max(max(e.process.last_activity, e.last_t) for e in kept)
+    since = max(map(last_sign, kept))
     f = _of_the_device(("hung", *comm.key), comm, kept, behind, since, ctx)
     if f.details["trace_event_loss_possible"]:
         f.details["confidence"] = "reduced"
@@ -160,7 +160,7 @@ def _of_the_device(
                 "all_silent_after",
                 "inferred",
                 waited_s=seconds(max(0, ctx.now - since)),
-                lossy=any(e.lost or e.process.lost for e in comm.members()),
+                lossy=lost_any(comm.members()),
             ),
             "signature": signature.text() if signature else None,
             "unobserved_comm_ranks": 0,

@@ -18,7 +18,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p import P2P
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import unseen
+from nccluprobe.match.status import last_sign, unseen
 from nccluprobe.match.waits import Wait
 
 SURE = 2
@@ -92,7 +92,7 @@ class Supposed:
         if n <= 0 or (e.queued and not in_group):
             return
         # As late as it may be: what waits for others since then does not wait longer.
-        t = max(e.last_t, e.process.last_activity)
+        t = last_sign(e)
         minus = np.full(n, -1, np.int64)
         order = np.arange(e.next_ord, e.next_ord + n, dtype=np.int64)
         e.rows.extend(np.full(n, m.SIG_LOST, np.int32), np.full(n, t, np.int64), minus, order)

@@ -55,7 +55,7 @@ def _judge(comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Conte
     until = max(waiting_until(e, ctx) for e, _ in inside)
     if until - first < ctx.options.missing_after:
         return None
-    absent = _absent(comm, inside, until, ctx)
+    absent = _absent(comm, inside, ctx)
     if not absent:
         return None
     entered = tuple(e for e, _ in inside)
@@ -71,7 +71,7 @@ def _judge(comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Conte
 
 
 def _absent(
-    comm: Communicator, inside: list[tuple[Endpoint, Inside]], until: int, ctx: Context
+    comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Context
 ) -> list[Endpoint]:
     """Observed members that the call may wait for."""
     here = {id(e) for e, _ in inside}

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.disagree import Decision
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.waits import Wait
@@ -64,7 +65,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
     if zero is None or e.comm_rank is None or waited < ctx.options.missing_after:
         return None
     comm, rank, call = w.comm, e.comm_rank, ctx.table[zero[1]]
-    lossy = any(x.lost or x.process.lost for x in comm.endpoints.values())
+    lossy = lost_any(comm.endpoints.values())
     limit = ctx.options.silent_after
     return Finding(
         key=("zero", *comm.key, rank, zero[0]),
@@ -92,7 +93,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
             "first_entered_unix_ns": w.first,
             "explanation": _text(e, zero, ctx.table),
             "summary": (
-                f"Rank {rank} called {call.text()} (call_idx {zero[2]}) on communicator "
+                f"{capital(named([e]))} called {call.text()} (call_idx {zero[2]}) on communicator "
                 f"{comm.label}, which NCCL discards: it is one call ahead of the others since, and "
                 f"the streams hold up each other at {w.label}."
             ),
@@ -109,7 +110,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
 
 def _text(e: Endpoint, zero: tuple[int, int, int | None], table: SignatureTable) -> str:
     return (
-        f"rank {e.comm_rank} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
+        f"{named([e])} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
         f"discards a call of count 0, so it takes no part in what the others wait in"
     )
 
@@ -117,8 +118,8 @@ def _text(e: Endpoint, zero: tuple[int, int, int | None], table: SignatureTable)
 def explain_zeros(waits: Iterable[Wait], table: SignatureTable) -> None:
     """Tell of absent ranks that passed count 0 before: that may be why they do not come."""
     for w in waits:
-        for e in shifted_by_zero(w) if w.finding is not None else ():
+        f = w.finding
+        for e in () if f is None else shifted_by_zero(w):
             zero = zero_before(w.comm, e, w.at[0])
-            if zero is None or w.finding is None:
-                continue
-            w.finding.details["explanation"] = _text(e, zero, table)
+            if f is not None and zero is not None:
+                f.details["explanation"] = _text(e, zero, table)

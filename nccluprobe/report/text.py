@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccluprobe.match.finding import Finding
-from nccluprobe.report.words import ago, doubts, escape, ranks_word, why
+from nccluprobe.match.idle import NOT_DECIDABLE
+from nccluprobe.match.names import numbers
+from nccluprobe.report.words import ago, doubts, escape, why
 
 WIDTH = 80
 _FOLD = 6
-_UNDECIDED = "waiting, cause not decidable"
 
 
 @dataclass
@@ -70,7 +71,7 @@ def sentence(f: Finding) -> str:
         call += f" ({escape(d['comm_name'])})"
     statuses = d.get("missing_rank_status") or []
     entered = d.get("entered_comm_ranks") or []
-    undecided = f"{_UNDECIDED.capitalize()}: " if d.get("idle") else ""
+    undecided = f"{NOT_DECIDABLE.capitalize()}: " if d.get("idle") else ""
     by_calls = d.get("evidence") != "inspect"
     if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
@@ -84,13 +85,13 @@ def sentence(f: Finding) -> str:
             ranks = [s["comm_rank"] for s in waiting]
             elsewhere = all(s["reason"] == "rank_waiting_elsewhere" for s in waiting)
             they = "it waits" if len(ranks) == 1 else "they wait"
-            also = f"; {ranks_word(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
+            also = f"; {numbers(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
         # Of the communicator, where the sentence has begun with a rank of the job.
         its = "its " if any(map(_is_other, statuses)) else ""
         who = who if undecided else f"{who[:1].upper()}{who[1:]}"
         return undecided + (
-            f"{who} did not enter {call}: {its}{ranks_word(entered)} {verb} in it "
+            f"{who} did not enter {call}: {its}{numbers(entered)} {verb} in it "
             f"for {ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
@@ -116,7 +117,7 @@ def _details(f: Finding) -> Iterable[str]:
         yield f"{n} later call{' is' if n == 1 else 's are'} queued behind it"
     for key in ("note", "explanation"):
         if d.get(key):
-            yield str(d[key]).removeprefix(f"{_UNDECIDED}: ")  # the sentence has said it
+            yield str(d[key]).removeprefix(f"{NOT_DECIDABLE}: ")  # the sentence has said it
     for text in d.get("hypotheses") or ():
         yield f"perhaps: {text}"
     if d.get("several_shifts_fit"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nccluprobe.match.finding import REASONS, Finding
-from nccluprobe.match.status import ranks_text
+from nccluprobe.match.names import numbers
 
 #: What a source of traces cannot see.
 _UNSEEN = {"graph_replay": "replays of CUDA graphs", "send_recv": "sends and receives"}
@@ -84,16 +84,11 @@ def why(status: dict[str, Any]) -> str:
     return "it is alive and outside this call" + (f": {where}" if where else "")
 
 
-def ranks_word(ranks: list[int]) -> str:
-    """``rank 5`` or ``ranks 0-2,5``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
-
-
 def doubts(f: Finding) -> Iterable[str]:
     """What keeps a finding from being certain, or was not seen at all."""
     c = f.coverage
     if silent := c.get("collector_silent_comm_ranks"):
-        yield f"not observed, collector silent: {ranks_word(silent)}"
+        yield f"not observed, collector silent: {numbers(silent)}"
     if c.get("unobserved_comm_ranks"):
         yield f"not traced: ranks {c['unobserved_comm_ranks']}"
     if c.get("lost_events"):
