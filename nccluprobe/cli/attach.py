@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from nccluprobe.cli.numbers import seconds, whole
+from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, seconds, whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 #: The ring is drained this often: no wake-up per event, so the traced job never
@@ -79,15 +79,7 @@ def attach(
             "--ring-mb", parser=whole(1, 1024), metavar="MIB", help="Size of the event ring."
         ),
     ] = 32,
-    max_bytes: Annotated[
-        int,
-        typer.Option(
-            "--max-bytes",
-            parser=whole(1 << 16),
-            metavar="BYTES",
-            help="Bound of the trace per process.",
-        ),
-    ] = 2_000_000_000,
+    max_bytes: MaxBytes = MAX_BYTES,
     debug: Annotated[bool, typer.Option("--debug", hidden=True)] = False,
 ) -> None:
     """Put probes on the NCCL functions of matching processes and write their traces."""

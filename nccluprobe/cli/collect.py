@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccluprobe.cli.numbers import whole
+from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:
@@ -49,15 +49,7 @@ def collect(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the rings of dead processes where they are.")
     ] = False,
-    max_bytes: Annotated[
-        int,
-        typer.Option(
-            "--max-bytes",
-            parser=whole(1 << 16),
-            metavar="BYTES",
-            help="Bound of the trace per process.",
-        ),
-    ] = 2_000_000_000,
+    max_bytes: MaxBytes = MAX_BYTES,
 ) -> None:
     """Write the traces of processes that run under `nccluprobe preload --print-env`."""
     from nccluprobe.capture.preload_env import default_folder

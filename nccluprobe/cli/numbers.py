@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 from nccluprobe import numerals
 
 #: No wait is longer: about three years.
-LONGEST_S = 100_000_000
+_LONGEST_S = 100_000_000
 _LARGEST = (1 << 53) - 1
 
 
@@ -25,7 +26,7 @@ def whole(least: int = 0, most: int = _LARGEST) -> Callable[[str | int], int]:
     return parse
 
 
-def seconds(least: float = 0, most: float = LONGEST_S) -> Callable[[str | float], float]:
+def seconds(least: float = 0, most: float = _LONGEST_S) -> Callable[[str | float], float]:
     """A parser of times in seconds from ``least`` to ``most``."""
 
     def parse(value: str | float) -> float:
@@ -38,5 +39,16 @@ def seconds(least: float = 0, most: float = LONGEST_S) -> Callable[[str | float]
 
 
 def _range(least: float, most: float) -> str:
-    up_to = "" if most == _LARGEST else f" to {most:.0f}"
-    return f"from {least:g}{up_to}" if up_to else f"{least:g} or more"
+    return f"{least:g} or more" if most == _LARGEST else f"from {least:g} to {most:.0f}"
+
+
+MAX_BYTES = 2_000_000_000
+MaxBytes = Annotated[
+    int,
+    typer.Option(
+        "--max-bytes",
+        parser=whole(1 << 16),
+        metavar="BYTES",
+        help="Bound of the trace per process.",
+    ),
+]

@@ -18,7 +18,7 @@ import typer
 
 from nccluprobe.capture import preload_env
 from nccluprobe.cli.collect import PERIOD_S, make, say
-from nccluprobe.cli.numbers import whole
+from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, whole
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:
@@ -65,15 +65,7 @@ def preload(
             "--ring-kb", parser=whole(64, 65536), metavar="KIB", help="Size of a thread's ring."
         ),
     ] = 1024,
-    max_bytes: Annotated[
-        int,
-        typer.Option(
-            "--max-bytes",
-            parser=whole(1 << 16),
-            metavar="BYTES",
-            help="Bound of the trace per process.",
-        ),
-    ] = 2_000_000_000,
+    max_bytes: MaxBytes = MAX_BYTES,
     lib: Annotated[
         list[Path] | None,
         typer.Option("--lib", help="Look at this copy of NCCL before the command starts."),

@@ -68,7 +68,9 @@ class Children:
     waiting: dict[At, Endpoint] = field(default_factory=dict)
     changed: bool = False
 
-    def __bool__(self) -> bool:
+    @property
+    def any_made(self) -> bool:
+        """Whether any call that makes a child was seen."""
         return bool(self._made)
 
     def note(self, call: m.Call | m.Enter) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nccluprobe.match import model as m
-from nccluprobe.match.disagree import Decision
+from nccluprobe.match.disagree import Decision, ZeroCall
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.lessons import Lesson, lesson_of, waited_for_root
 from nccluprobe.match.options import Options
@@ -116,7 +116,7 @@ class Communicator:
     #: Call sites of the newest slots, where the trace tells them.
     sites: SiteLog | None = None
     #: comm rank -> its newest call of count 0 that the others did not make: (slot, sig, idx).
-    zero_calls: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
+    zero_calls: dict[int, ZeroCall] = field(default_factory=dict)
     #: Signatures of the newest closed slots.
     history: m.Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     #: Long waits, for the delay rule to judge.

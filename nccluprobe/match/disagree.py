@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nccluprobe.match.model import SIG_LOST
 from nccluprobe.match.signature import SignatureTable
@@ -18,6 +19,14 @@ MAX_SHIFT = 8
 _SHORTEST = 8
 #: So many calls in a row show that a rank has come back to it.
 _BACK = 2
+
+
+class ZeroCall(NamedTuple):
+    """A call of count 0: its slot, signature and call_idx."""
+
+    slot: int
+    sig: int
+    idx: int | None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def held(
 def _of_comm(comm: Communicator) -> Iterator[int]:
     if comm.last_sig is not None:
         yield comm.last_sig
-    yield from (sig for _, sig, _ in comm.zero_calls.values())
+    yield from (zero.sig for zero in comm.zero_calls.values())
     yield from (w.sig for w in (*comm.late, *comm.fresh_late))
 
 

@@ -226,8 +226,8 @@ class Inits:
         """Members of a communicator that wait for a child, in a call that did not block."""
         root = next((self.uses.root(e) for e in comm.members()), None)
         init = None if root is None else self.inits.get(root)
-        plain = init is None or not any(c.nonblocking or c.begun() for c in init.claims)
-        return waiting_members(comm, self.uses, not plain, ctx)
+        nonblocking = init is not None and any(c.nonblocking or c.begun() for c in init.claims)
+        return waiting_members(comm, self.uses, nonblocking, ctx)
 
     def _waiting(
         self,

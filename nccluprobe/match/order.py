@@ -238,7 +238,7 @@ def _finding(i: Inversion, ctx: Context) -> Finding:
     waited = max(0, ctx.now - since)
     large, small = i.sides[0], i.sides[1]
     clear = len(large) > len(small) + i.unknown
-    named = [o for side in i.sides[1:] for o in side] if clear else []
+    minority = [o for side in i.sides[1:] for o in side] if clear else []
     lossy = any(e.process.lost for c in (i.x, i.y) for e in c.members())
     hangs = waited >= ctx.options.missing_after
     members = {e.process.who for c in (i.x, i.y) for e in c.members()}
@@ -256,7 +256,7 @@ def _finding(i: Inversion, ctx: Context) -> Finding:
         "other_comm_uid_hash": i.y.key.hash,
         "other_instance": i.y.key.instance,
         "other_comm_seq": i.y.seq(i.other),
-        "minority_comm_ranks": sorted(o.x.comm_rank for o in named if o.x.comm_rank is not None),
+        "minority_comm_ranks": sorted(o.x.comm_rank for o in minority if o.x.comm_rank is not None),
         "summary": (
             f"The orders of the calls on one stream exclude each other: {text}."
             + (
@@ -279,6 +279,6 @@ def _finding(i: Inversion, ctx: Context) -> Finding:
         job=ctx.job,
         coverage=coverage_of(i.x, ctx.now, ctx.options.silent_after),
         since=since,
-        culprits=tuple(dict.fromkeys(o.x.process.who for o in named)) if hangs else (),
+        culprits=tuple(dict.fromkeys(o.x.process.who for o in minority)) if hangs else (),
         waiters=tuple(members) if hangs else (),
     )

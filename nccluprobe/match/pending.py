@@ -87,10 +87,10 @@ def waiting_members(
 
     ``nonblocking``: whether the communicator itself does not block.
     """
-    members, made = comm.members(), uses.children.newest
-    if not uses.children or any(not e.info.from_start for e in members):
+    members = comm.members()
+    if not uses.children.any_made or any(not e.info.from_start for e in members):
         return []  # who was attached late numbers its children otherwise
-    newest = {e: made(e) or 0 for e in members}
+    newest = {e: uses.children.newest(e) or 0 for e in members}
     child = min(newest.values(), default=0) + 1
     came = [e for e, n in newest.items() if n >= child]
     if any(uses.has_child(e, child) for e in came):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
-from nccluprobe.match.disagree import Decision
+from nccluprobe.match.disagree import Decision, ZeroCall
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
@@ -30,13 +30,13 @@ def note_zeros(comm: Communicator, slot: int, decision: Decision) -> None:
             e = comm.endpoints[rank]
             sig = e.sig_at(slot)
             if sig is not None:
-                comm.zero_calls[rank] = (slot, sig, e.idx_at(slot))
+                comm.zero_calls[rank] = ZeroCall(slot, sig, e.idx_at(slot))
 
 
-def zero_before(comm: Communicator, e: Endpoint, slot: int) -> tuple[int, int, int | None] | None:
+def zero_before(comm: Communicator, e: Endpoint, slot: int) -> ZeroCall | None:
     """An absent member's call of count 0 that explains why it lacks a call at ``slot``."""
     zero = comm.zero_calls.get(-1 if e.comm_rank is None else e.comm_rank)
-    return None if zero is None or not 0 <= slot - zero[0] <= _RECENT else zero
+    return None if zero is None or not 0 <= slot - zero.slot <= _RECENT else zero
 
 
 def shifted_by_zero(w: Wait) -> list[Endpoint]:
@@ -64,15 +64,15 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
     waited = ctx.now - max(w.first, e.last_t)
     if zero is None or e.comm_rank is None or waited < ctx.options.missing_after:
         return None
-    comm, rank, call = w.comm, e.comm_rank, ctx.table[zero[1]]
+    comm, rank, call = w.comm, e.comm_rank, ctx.table[zero.sig]
     lossy = lost_any(comm.endpoints.values())
     limit = ctx.options.silent_after
     return Finding(
-        key=("zero", *comm.key, rank, zero[0]),
+        key=("zero", *comm.key, rank, zero.slot),
         hang_type="collective_mismatch",
         run_id=ctx.run_id,
         comm_uid_hash=comm.key.hash,
-        comm_seq=comm.seq(zero[0]),
+        comm_seq=comm.seq(zero.slot),
         detected_at=ctx.now,
         details={
             **on_communicator(
@@ -93,7 +93,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
             "first_entered_unix_ns": w.first,
             "explanation": _text(e, zero, ctx.table),
             "summary": (
-                f"{capital(named([e]))} called {call.text()} (call_idx {zero[2]}) on communicator "
+                f"{capital(named([e]))} called {call.text()} (call_idx {zero.idx}) on communicator "
                 f"{comm.label}, which NCCL discards: it is one call ahead of the others since, and "
                 f"the streams hold up each other at {w.label}."
             ),
@@ -108,9 +108,9 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
     )
 
 
-def _text(e: Endpoint, zero: tuple[int, int, int | None], table: SignatureTable) -> str:
+def _text(e: Endpoint, zero: ZeroCall, table: SignatureTable) -> str:
     return (
-        f"{named([e])} called {table[zero[1]].text()} (call_idx {zero[2]}): NCCL "
+        f"{named([e])} called {table[zero.sig].text()} (call_idx {zero.idx}): NCCL "
         f"discards a call of count 0, so it takes no part in what the others wait in"
     )
 
