@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -79,3 +80,13 @@ def test_the_matcher_is_pure() -> None:
         if (used := {m.split(".")[0] for m in _modules(path)} & IMPURE)
     }
     assert wrong == {}
+
+
+def test_the_map_of_the_code_has_every_module_of_the_matcher() -> None:
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    table = text.partition("| modules in `nccluprobe/match/`")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    there = {p.stem for p in (PACKAGE / "match").glob("*.py")} - {"__init__"}
+    assert there <= set(named), sorted(there - set(named))
+    assert len(named) == len(set(named))
