@@ -19,7 +19,7 @@ from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import is_silent, left_at
+from nccluprobe.match.status import ended_abruptly, is_silent, left_at
 from nccluprobe.match.waits import Wait, entry_of, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
@@ -100,11 +100,27 @@ class Graph:
         return any(id(w) in self._came for w in self.blockers.get(actor, ()))
 
     def left(self, w: Wait, e: Endpoint) -> bool:
-        """Whether an absent member ended by itself: it will not come, and waits for nobody."""
+        """Whether an absent member ended by itself: it will not come, and waits for nobody.
+
+        Who waited elsewhere itself and ended together with those who wait for it, as in
+        a job that is killed as a whole, did not leave them.
+        """
         gone = left_at(e)
-        return gone is not None and not any(
-            x is not w and x.first + _GAVE_UP <= gone for x in self.blockers.get(e.actor, ())
-        )
+        if gone is None:
+            return False
+        others = [x for x in self.blockers.get(e.actor, ()) if x is not w and x.first <= gone]
+        if any(x.first + _GAVE_UP <= gone for x in others):
+            return False
+        return not others or self._stayed(w, e, gone)
+
+    def _stayed(self, w: Wait, e: Endpoint, gone: int) -> bool:
+        """Whether somebody who waits in it was still there long after one had gone."""
+        abrupt = e.end is None and ended_abruptly(e.process)
+        grace = min(SECOND, self.silent_after) if abrupt else self.silent_after
+        ends = (left_at(x) for x in w.entered if x is not e)
+        nows = (self.now.get(x.process.source, 0) for x in w.entered if x is not e)
+        until = max((n if t is None else t for t, n in zip(ends, nows, strict=True)), default=0)
+        return until - gone > grace
 
     def passed(self, w: Wait, e: Endpoint) -> bool:
         """Whether others came to this wait from such waits as an absent member sits in.

@@ -200,7 +200,8 @@ def _summary(
     if len(behind) > 4:
         parts.append(f"{len(behind) - 4} more ranks are behind")
     text = ", ".join(parts)
-    known = f", and has not moved for {seconds(waited):.1f} s" if waited else ""
+    have = "have" if len(front) > 1 else "has"
+    known = f", and {have} not moved for {seconds(waited):.1f} s" if waited else ""
     return (
         f"{text[0].upper()}{text[1:]} on communicator {label}, by NCCL's own counters: "
         f"{numbers(s.rank for s in front)} went furthest{known}."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.analysis import Run, analyze_job, cover, steps
-from support.tracegen import Comm, Job, unix
+from support.tracegen import Comm, Job, S, unix
 
 from nccluprobe.match.finding import Finding
 
@@ -214,3 +214,43 @@ def test_who_queued_a_receive_and_left_is_not_seen_to_be_the_cause() -> None:
     cover(job.procs[1:], t + 400)
     (f,) = [f for f in analyze_job(job) if f.hang_type == "comm_ended_under_waiters"]
     assert f.details["confidence"] == "inferred"
+
+
+def crossed(job: Job) -> tuple[list[Comm], float]:
+    """Rank 1 is inside a call of the second communicator, the others inside one of the first."""
+    first = job.world(4)
+    t = steps(first, 5)
+    second = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(first)]
+    t = steps(second, 5, start=t)
+    for r, (x, y) in enumerate(zip(first, second, strict=True)):
+        c = y if r == 1 else x
+        c.proc.enter(c, "ncclAllReduce", t)
+    return first, t
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_a_deadlock_that_is_killed_as_a_whole_is_one(how: str) -> None:
+    """Who ended a moment before the others, and waited itself, has not left them."""
+    job = Job()
+    comms, t = crossed(job)
+    for i, c in enumerate(comms):
+        c.proc.cover(0.5, t + 7.4, main="nccl")
+        if how == "killed":
+            c.proc.end(t + 7.5 + 0.01 * i, how="signaled", signal=9)
+        else:
+            c.proc.end(t + 7.5 + 0.5 * i, code=0)
+    limits = {"missing_after": 3 * S, "error_after": 5 * S}
+    found = analyze_job(job, **limits)
+    (cause,) = [f for f in found if f.role == "root_cause"]
+    assert cause.hang_type == "cross_comm_order_inversion"
+    assert blamed(found) == {1}
+
+
+def test_who_is_killed_in_a_short_wait_leaves_those_who_stay() -> None:
+    """Rank 1 would have waited in vain, but it is the one that is gone."""
+    job = Job()
+    comms, t = crossed(job)
+    comms[1].proc.cover(0.5, t + 1, main="nccl")
+    comms[1].proc.end(t + 1.5, how="signaled", signal=9)
+    cover([c.proc for c in comms if c is not comms[1]], t + 400, main="nccl")
+    assert blamed(analyze_job(job)) == {1}
