@@ -41,7 +41,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NO_PROCESS: "attach --exit-if-none or --pid, doctor, inspect: no such process",
     ExitCode.NOT_NCCL: "the file given with --lib is not a copy of NCCL",
     ExitCode.OUTPUT: "the output folder or standard output cannot be written; analyze shows its "
-    "verdict first",
+    "verdict first, and exits with 10 where that holds an error",
     ExitCode.FINDINGS: "analyze: at least one finding of severity error",
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
     ExitCode.NO_TRACE: "analyze, collect --once: nothing to read in the folders given",

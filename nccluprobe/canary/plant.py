@@ -78,7 +78,11 @@ def comm_hash(backend: NcclBackend) -> str | None:
 class Planter:
     """The faults of one run, at one rank."""
 
-    def __init__(self, faults: Sequence[Fault], backend: NcclBackend, settings: Settings) -> None:
+    def __init__(
+        self, faults: Sequence[Fault], backend: NcclBackend, settings: Settings, paired: bool
+    ) -> None:
+        """``paired``: whether a step begins with a send and a receive."""
+        self.paired = paired
         self.faults = faults
         self.backend = backend
         self.settings = settings
@@ -121,7 +125,8 @@ class Planter:
 
     def _tell(self, fault: Fault, api: str | None = None) -> None:
         comm = None if fault.kind in _ELSEWHERE else comm_hash(self.backend)
-        tell(fault, self.backend.world, comm, api, self.settings)
+        paired = self.paired and api is None
+        tell(fault, self.backend.world, comm, api, self.settings, paired)
 
     def _do(self, fault: Fault) -> None:
         if fault.target is not None or fault.kind == "wrong_rank":
@@ -213,6 +218,13 @@ class Planter:
         b.attempt_reconnect()
 
 
-def tell(fault: Fault, world: int, comm: str | None, api: str | None, settings: Settings) -> None:
+def tell(
+    fault: Fault,
+    world: int,
+    comm: str | None,
+    api: str | None,
+    settings: Settings,
+    paired: bool = False,
+) -> None:
     """Writes the truth of a fault that this process is about to plant."""
-    say(truth_of(fault, world, comm, api), settings.truth)
+    say(truth_of(fault, world, comm, api, paired), settings.truth)

@@ -32,7 +32,9 @@ class Worker:
         self.arrived: list[int] = []
         for case in self.cases:
             case.open(backend)
-        self.planter = Planter(faults, backend, settings)
+        # A served step begins with the command, a broadcast.
+        paired = not settings.serve and self.cases[0].paired(backend.world)
+        self.planter = Planter(faults, backend, settings, paired)
 
     def close(self) -> None:
         for case in self.cases:

@@ -47,12 +47,17 @@ HANG_TYPES: dict[str, tuple[str, ...]] = {
 _TIES = frozenset({"api", "count", "dtype", "op", "root", "skip", "extra", "order"})
 
 
-def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dict[str, Any]:
+def truth_of(
+    fault: Fault, world: int, comm: str | None, api: str | None, paired: bool = False
+) -> dict[str, Any]:
     """The truth of `fault`, planted by this process.
 
     comm: hash of the communicator that the finding is about; None where it is not
-    known beforehand.
+    known beforehand.  paired: what it does not come to is a send and a receive.
     """
+    kinds = list(HANG_TYPES[fault.kind])
+    if paired:
+        kinds = ["p2p_unmatched" if k == "collective_missing_enter" else k for k in kinds]
     culprits: list[list[int]] = [[fault.rank]]
     if fault.kind == "reconnect":
         culprits = [[]]
@@ -77,7 +82,7 @@ def truth_of(fault: Fault, world: int, comm: str | None, api: str | None) -> dic
         "world": world,
         "comm": comm,
         "api": api,
-        "hang_types": list(HANG_TYPES[fault.kind]),
+        "hang_types": kinds,
         "culprits": culprits,
         "missing_comm_ranks": [fault.rank] if fault.kind == "no_reconnect" else None,
     }

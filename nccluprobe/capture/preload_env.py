@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ DIR, RING_KB, SWITCH = (
 )
 SHM = Path("/dev/shm")
 _MAX_INTERPRETERS = 4
+_RUN = "run-"
 
 
 def default_folder() -> Path:
@@ -34,9 +36,33 @@ def private_folder() -> Path:
         base.mkdir(mode=0o700, exist_ok=True)
         if base.is_symlink() or base.stat().st_uid != os.getuid():
             raise OSError(f"{base} is not ours")
-        return Path(tempfile.mkdtemp(prefix="run-", dir=base))
+        return Path(tempfile.mkdtemp(prefix=_RUN, dir=base))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="nccluprobe-"))
+
+
+def hold(folder: Path) -> int | None:
+    """Say that a run's folder is being read, as long as this process lives; None: another does.
+
+    The file descriptor goes with the process, however that ends.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:  # a file system without locks
+        pass
+    return fd
+
+
+def private_folders() -> list[Path]:
+    """This user's folders of single runs, that of a killed ``preload`` among them."""
+    try:
+        return sorted(p for p in default_folder().glob(f"{_RUN}*") if p.is_dir())
+    except OSError:
+        return []
 
 
 def tidy(folder: Path) -> None:

@@ -83,29 +83,34 @@ def analyze(
             if error.code is not ExitCode.OUTPUT:
                 raise
             unwritten = error
-    if unwritten is not None and session.has_input():  # the verdict first: it is whole
+    if session.has_input():
         session.finish()
+        if unwritten is None:
+            return int(session.exit_code())
+        # The verdict is whole, and what waits for it must hear of an error all the same.
+        if session.exit_code() is ExitCode.FINDINGS:
+            raise NccluprobeError(str(unwritten), ExitCode.FINDINGS)
     if unwritten is not None:
         raise unwritten
-    if not session.has_input():
-        if session.imported is not None and session.imported.told.problems:
-            raise NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
-        known = sorted(session.reader.run_ids)
-        if run_id is not None and known:
-            more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
-            raise NccluprobeError(
-                f"--run-id {run_id}: no trace of that run; there are: "
-                f"{', '.join(known[:20])}{more}",
-                ExitCode.NO_TRACE,
-            )
-        raise NccluprobeError(
-            f"no readable trace in {', '.join(map(str, folders))}; "
-            "give the folder that attach wrote to (--out). A job that hung before attach came "
-            "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
+    raise _nothing_read(session, folders, run_id)
+
+
+def _nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:
+    if session.imported is not None and session.imported.told.problems:
+        return NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
+    known = sorted(session.reader.run_ids)
+    if run_id is not None and known:
+        more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
+        return NccluprobeError(
+            f"--run-id {run_id}: no trace of that run; there are: {', '.join(known[:20])}{more}",
             ExitCode.NO_TRACE,
         )
-    session.finish()
-    return int(session.exit_code())
+    return NccluprobeError(
+        f"no readable trace in {', '.join(map(str, folders))}; "
+        "give the folder that attach wrote to (--out). A job that hung before attach came "
+        "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
+        ExitCode.NO_TRACE,
+    )
 
 
 def _default_out(found: Found) -> Path:

@@ -52,9 +52,29 @@ def collect(
     max_bytes: MaxBytes = MAX_BYTES,
 ) -> None:
     """Write the traces of processes that run under `nccluprobe preload --print-env`."""
-    from nccluprobe.capture.preload_env import default_folder
+    from nccluprobe.capture import preload_env
 
-    where = folder if folder is not None else default_folder()
+    where = folder if folder is not None else preload_env.default_folder()
+    if once:
+        folders = [where] if folder is not None else _left(where)
+        for one in folders:
+            _collect(one, out, True, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes)
+            if one != where:
+                preload_env.tidy(one)
+    else:
+        _collect(where, out, False, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes)
+
+
+def _collect(
+    where: Path,
+    out: Path,
+    once: bool,
+    *,
+    run_id: str | None,
+    owner: str | None,
+    keep: bool,
+    max_bytes: int,
+) -> None:
     if once:
         _refuse_nothing(where)
     source, collector = make(
@@ -81,6 +101,22 @@ def collect(
         f"traces are in {out}; records overwritten unread: {sum(losses.overwritten.values())}, "
         f"lost: {sum(losses.by_process.values())}"
     )
+
+
+def _left(common: Path) -> list[Path]:
+    """Folders with records of this user that no ``preload`` reads, at least one."""
+    from nccluprobe.capture import preload_env
+
+    single = [p for p in preload_env.private_folders() if _has_rings(p)]
+    left = [p for p in single if preload_env.hold(p) is not None]
+    return [common, *left] if not left or _has_rings(common) else left
+
+
+def _has_rings(folder: Path) -> bool:
+    try:
+        return any(entry.name.endswith(RINGS) for entry in folder.iterdir())
+    except OSError:
+        return False
 
 
 def _refuse_nothing(folder: Path) -> None:

@@ -88,6 +88,8 @@ def preload(
         return 126 if exists else 127
     preload_env.refuse_unfit(Path(found))
     folder = directory if directory is not None else preload_env.private_folder()
+    if directory is None:
+        preload_env.hold(folder)
     # SIGCHLD too: it ends the sleep between two steps.  Before numpy is imported,
     # as it starts threads, to which a signal would else be delivered.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})

@@ -132,6 +132,15 @@ def test_right_only_when_exactly_the_planted_rank_is_blamed() -> None:
         assert not verdict.right and verdict.text.startswith("wrong"), findings
 
 
+@pytest.mark.parametrize("kind", ["never", "stop", "busy", "kill"])
+def test_who_does_not_come_to_a_send_and_a_receive(kind: str) -> None:
+    fault = parse(f"{kind}:rank=1", 2)
+    truth = truth_of(fault, 2, "c0", None, paired=True)
+    assert compare(truth, [finding("p2p_unmatched", 1)]).right
+    assert not compare(truth, [finding("collective_missing_enter", 1)]).right
+    assert not compare(truth_of(fault, 2, "c0", None), [finding("p2p_unmatched", 1)]).right
+
+
 def test_what_does_not_count() -> None:
     missing = "collective_missing_enter"
     assert compare(

@@ -194,6 +194,39 @@ def test_wrapped_command_is_killed(
     assert set(found) == set(range(10))
 
 
+def test_wrapped_command_is_killed_in_the_usual_folder(
+    program: Path, nccluprobe_command: list[str], cli: Cli, tmp_path: Path
+) -> None:
+    """`collect --once` finds the folders of single runs, and lets those alone that are read."""
+    begun = []
+    for name in ("killed", "lives"):
+        wrapper = subprocess.Popen(
+            [*nccluprobe_command, "preload", "--out", tmp_path / name, "--", program, "10", "5"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert wrapper.stdout is not None and wrapper.stdout.readline() == "first\n"
+        begun.append(wrapper)
+    killed, lives = begun
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    killed.kill()
+    killed.wait()
+    go_on(killed)  # the program: nobody reads what it records now
+    subprocess.run(["kill", "-9", *children], check=True)
+    try:
+        done = cli("collect", "--once", "--out", tmp_path / "rest")
+        assert done.returncode == 0, done.stderr
+    finally:
+        assert lives.stdin is not None
+        lives.stdin.close()
+        lives.wait(30)
+    rest = {t.process["ns_pid"]: t for t in read_traces(tmp_path / "rest")}
+    early = read_traces(tmp_path / "killed")
+    (late,) = [rest[int(pid)] for pid in children if int(pid) in rest]
+    assert {n for t in (*early, late) for n in numbers(t)} == set(range(15))
+    (alone,) = read_traces(tmp_path / "lives")
+    assert alone.process["ns_pid"] not in rest and set(numbers(alone)) >= set(range(10))
+
+
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_exit_status(code: int, cli: Cli, tmp_path: Path) -> None:
     done = cli(

@@ -93,6 +93,14 @@ def test_the_verdict_is_shown_where_it_cannot_be_written(
     assert len(said.splitlines()) == 1
 
 
+def test_an_error_that_cannot_be_written_is_one_all_the_same(tmp_path: Path) -> None:
+    hung(tmp_path, 301)
+    (tmp_path / "file").touch()
+    code, text, said = command("analyze", tmp_path, "--out", tmp_path / "file" / "out")
+    assert code == ExitCode.FINDINGS
+    assert "collective_missing_enter" in text and "findings.jsonl is not written" in said
+
+
 def test_where_no_trace_is_nothing_is_left(tmp_path: Path) -> None:
     code, _, _ = command("analyze", tmp_path)
     assert code == ExitCode.NO_TRACE
