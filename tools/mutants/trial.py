@@ -65,7 +65,10 @@ class _Running:
 
 
 class Trial:
-    """``results``: one for each mutant; ``broken``: tests that fail with no rule disabled."""
+    """``results``: one for each mutant; ``broken``: tests that fail with no rule disabled.
+
+    ``missed``: ``Mutant.text`` -> test that missed the rule the last time, and is tried first.
+    """
 
     def __init__(
         self,
@@ -74,12 +77,14 @@ class Trial:
         jobs: int,
         top: Path,
         tell: Callable[[Result], None],
+        missed: dict[str, str],
     ) -> None:
         self.mutants = mutants
         self.switches = switches
         self.jobs = jobs
         self.top = top
         self.tell = tell
+        self.missed = missed
         self.results: list[Result] = []
         self.broken: list[str] = []
         self.tests = 0
@@ -147,10 +152,10 @@ class Trial:
 
     def _start(self, mutant: Mutant, seen: list[Seen], running: dict[int, _Running]) -> None:
         number = self.switches.numbers[mutant.text]
-        good = self._good.get(mutant.module, [])
+        last, good = self.missed.get(mutant.text), self._good.get(mutant.module, [])
         tests = [s for s in seen if s.calls[number]]
-        # Stable: after those that missed a rule near by, the order is as it was.
-        tests.sort(key=lambda s: s.item.nodeid not in good)
+        # Stable: after those that missed this rule, or one near by, the order is as it was.
+        tests.sort(key=lambda s: (s.item.nodeid != last, s.item.nodeid not in good))
         folder = self._folder(str(number))
         pid = os.fork()
         if pid == 0:
@@ -170,6 +175,7 @@ class Trial:
         test = None
         if status != 0:
             test = r.tests[i].item.nodeid if r.tests else "?"
+            self.missed[r.mutant.text] = test
             good = self._good.setdefault(r.mutant.module, [])
             if test in good:
                 good.remove(test)
