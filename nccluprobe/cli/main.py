@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 from nccluprobe import __version__
 from nccluprobe.errors import ExitCode, NccluprobeError
@@ -28,6 +29,41 @@ class Command(NamedTuple):
     module: str
     function: str
     help: str
+
+
+#: What typer raises for wrong usage; the name is its own, its one public kind derives from it.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class OneLineGroup(TyperGroup):
+    """Commands whose wrong usage is one line on standard error, as all their errors are."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        *rest: Any,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        run: Callable[..., Any] = super().main
+        run = functools.partial(run, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run(words, *rest)
+        try:
+            code = run(words or ["--help"], *rest)
+        except _UsageError as error:
+            sys.exit(_say_usage(error))
+        if not words:
+            sys.exit(int(ExitCode.USAGE))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say_usage(error: Any) -> int:
+    path = error.ctx.command_path if error.ctx else "nccluprobe"
+    line = " ".join(error.format_message().split()).rstrip(".")
+    print(f"nccluprobe: {line} (see `{path} --help`)", file=sys.stderr)
+    return int(ExitCode.USAGE)
 
 
 #: All sub-commands.  Adding one is adding a line.
@@ -127,9 +163,11 @@ def _version(wanted: bool) -> None:
 
 def build(argv: Sequence[str]) -> typer.Typer:
     """The application; only the command that ``argv`` names is imported."""
-    app = typer.Typer(name="nccluprobe", add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(
+        name="nccluprobe", cls=OneLineGroup, add_completion=False, rich_markup_mode=None
+    )
 
-    @app.callback(help=HELP, no_args_is_help=True)
+    @app.callback(help=HELP)
     def main(
         version: Annotated[
             bool,
