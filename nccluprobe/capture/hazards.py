@@ -96,10 +96,23 @@ class Tracefs:
 
 @dataclass(frozen=True)
 class Lack:
-    """Something this process may not do.  ``missing``: the capabilities of the nearest way."""
+    """Something this process may not do.
+
+    ``ways``: the capabilities that each way to it lacks, the way of least privilege first.
+    """
 
     purpose: str
-    missing: tuple[str, ...]
+    ways: tuple[tuple[str, ...], ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the nearest way lacks."""
+        return min(self.ways, key=len)
+
+    def __str__(self) -> str:
+        """``CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN``."""
+        named = [" and ".join(f"CAP_{name.upper()}" for name in way) for way in self.ways]
+        return ", or ".join(named[:2])
 
 
 @dataclass(frozen=True)
@@ -194,9 +207,9 @@ def judge_capabilities(mask: int, initial_user_ns: bool = True) -> Capabilities:
     usable = have if initial_user_ns else frozenset()
     lacks = []
     for purpose, ways in _NEEDS:
-        missing = min((way - usable for way in ways), key=len)
-        if missing:
-            lacks.append(Lack(purpose, tuple(sorted(missing))))
+        missing = tuple(tuple(sorted(way - usable)) for way in ways)
+        if all(missing):
+            lacks.append(Lack(purpose, missing))
     return Capabilities(have, initial_user_ns, tuple(lacks))
 
 

@@ -246,7 +246,6 @@ def _check_privileges() -> None:
     for lack in caps.lacks:
         if lack.purpose == hazards.LOADING:
             raise NccluprobeError(
-                f"attach needs privileges for {lack.purpose}: CAP_BPF and CAP_PERFMON, or "
-                "CAP_SYS_ADMIN, are missing; run it with sudo",
+                f"attach needs privileges for {lack.purpose}: missing {lack}; run it with sudo",
                 ExitCode.NOT_PERMITTED,
             )

@@ -38,7 +38,7 @@ def look_at_host() -> dict[str, Any]:
         ),
         _links(kernel, capabilities),
         *(
-            _check(lack.purpose, False, "", "missing " + ", ".join(map(_cap, lack.missing)))
+            _check(lack.purpose, False, "", f"missing {lack}")
             for lack in capabilities.lacks
             if lack.purpose not in ("uprobe_multi links",)
         ),
@@ -65,10 +65,6 @@ def look_at_host() -> dict[str, Any]:
 
 def _check(name: str, ok: bool, good: str, bad: str) -> Check:
     return {"name": name, "ok": ok, "detail": good if ok else bad}
-
-
-def _cap(name: str) -> str:
-    return f"CAP_{name.upper()}"
 
 
 def _bpf() -> Check:

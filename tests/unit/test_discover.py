@@ -368,6 +368,7 @@ def test_capabilities() -> None:
     none = hazards.judge_capabilities(0)
     assert len(none.lacks) == 8
     assert none.effective == frozenset()
+    assert str(none.lacks[0]) == "CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN"
     some = hazards.judge_capabilities(1 << 38 | 1 << 39 | 1 << 19 | 1 << 2)
     assert {lack.purpose: lack.missing for lack in some.lacks} == {
         "probes through perf_event_open": ("sys_admin",),
