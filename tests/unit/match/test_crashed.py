@@ -59,6 +59,19 @@ def test_no_call_can_be_open_under_who_ended_otherwise(more: dict[str, Any]) -> 
     assert run(**more) == []
 
 
+def test_with_events_lost_it_is_less_sure() -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0) - 0.09
+    for c in comms:
+        c.proc.cover(0.5, t if c is comms[2] else 400, lost_kernel=int(c is comms[0]))
+    comms[2].proc.end(t, **CRASH)
+    (f,) = analyze_job(job)
+    assert [d["rank"] for d in f.named] == [2]
+    assert f.details["confidence"] == "reduced"
+    assert f.details["trace_event_loss_possible"]
+
+
 def test_the_first_of_several_is_named() -> None:
     job = Job()
     comms = job.world(4)
