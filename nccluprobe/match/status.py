@@ -32,9 +32,13 @@ _POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
 
 
 def unseen(e: Endpoint) -> int:
-    """How many more collectives a member may have entered than are seen, their records lost."""
+    """How many more collectives a member may have entered than are seen, their records lost.
+
+    With the end of a group all that is queued in it may have been entered.
+    """
     idx = -1 if e.last_idx is None else e.last_idx
-    return e.process.unseen_after(e.info.id, idx, e.last_t)
+    lost = e.process.unseen_after(e.info.id, idx, e.last_t)
+    return lost + e.in_group if lost and e.queued_in_group else lost
 
 
 def is_silent(p: Process, now: int, limit: int) -> bool:

@@ -87,9 +87,8 @@ class Supposed:
         return added
 
     def _add(self, comm: Communicator, e: Endpoint, most: int) -> None:
-        in_group = e.in_group if e.queued_in_group else 0
-        n = min(most + in_group, behind(comm, e))
-        if n <= 0 or (e.queued and not in_group):
+        n = min(most, behind(comm, e))
+        if n <= 0 or (e.queued and not e.queued_in_group):
             return
         # As late as it may be: what waits for others since then does not wait longer.
         t = last_sign(e)

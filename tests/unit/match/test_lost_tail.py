@@ -37,3 +37,20 @@ def test_nor_beside_calls_that_differ() -> None:
     assert [(f.hang_type, [w["rank"] for w in f.named]) for f in found] == [
         ("collective_mismatch", [1])
     ]
+
+
+@pytest.mark.parametrize(("lost", "severities"), [(0, ["error"]), (1, ["notice"])])
+def test_one_lost_group_end_hides_all_calls_of_the_group(lost: int, severities: list[str]) -> None:
+    """Rank 3 has exited in order; of its last group, with two calls, no end is seen."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1.0)
+        mine = c is comms[3]
+        c.proc.group([(c, AR, {}), (c, AR, {})], 1.1, state="open" if mine else "ended")
+        c.proc.cover(0.5, 1.05)
+        c.proc.cover(2.5, 3 if mine else 20, **({"lost_kernel": lost} if mine else {}))
+        c.proc.end(3 if mine else 20)
+    found = analyze_job(job)
+    assert [f.severity for f in found] == severities
+    assert all(not f.culprits for f in found if f.role == "root_cause") == bool(lost)
