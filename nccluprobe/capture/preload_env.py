@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nccluprobe import resources
@@ -39,6 +39,17 @@ def private_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix=_RUN, dir=base))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="nccluprobe-"))
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A new folder for one run, held while it goes and removed when nothing is left in it."""
+    folder = private_folder()
+    hold(folder)
+    try:
+        yield folder
+    finally:
+        tidy(folder)
 
 
 def hold(folder: Path) -> int | None:

@@ -87,25 +87,22 @@ def preload(
         say(f"{command[0]}: {'not executable' if exists else 'no such command'}")
         return 126 if exists else 127
     preload_env.refuse_unfit(Path(found))
-    folder = directory if directory is not None else preload_env.private_folder()
-    if directory is None:
-        preload_env.hold(folder)
-    # SIGCHLD too: it ends the sleep between two steps.  Before numpy is imported,
-    # as it starts threads, to which a signal would else be delivered.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
-    from nccluprobe.capture.preload_library import prepare
+    given = preload_env.run_folder() if directory is None else contextlib.nullcontext(directory)
+    with given as folder:
+        # SIGCHLD too: it ends the sleep between two steps.  Before numpy is imported,
+        # as it starts threads, to which a signal would else be delivered.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+        from nccluprobe.capture.preload_library import prepare
 
-    source, collector = make(
-        folder, out, run_id=run_id, owner=None, keep=False, max_bytes=max_bytes,
-        say=say if verbose else _only_problems,
-    )  # fmt: skip
-    for path in lib or ():
-        if not prepare(folder, path):
-            raise NccluprobeError(f"--lib {path}: not a copy of NCCL", ExitCode.NOT_NCCL)
-    variables = preload_env.variables(library, folder, ring_kb, os.environ)
-    status = _run(found, command, {**os.environ, **variables}, mask, source, collector)
-    if directory is None:
-        preload_env.tidy(folder)
+        source, collector = make(
+            folder, out, run_id=run_id, owner=None, keep=False, max_bytes=max_bytes,
+            say=say if verbose else _only_problems,
+        )  # fmt: skip
+        for path in lib or ():
+            if not prepare(folder, path):
+                raise NccluprobeError(f"--lib {path}: not a copy of NCCL", ExitCode.NOT_NCCL)
+        variables = preload_env.variables(library, folder, ring_kb, os.environ)
+        status = _run(found, command, {**os.environ, **variables}, mask, source, collector)
     return _pass_on(status)
 
 

@@ -13,6 +13,8 @@ import pytest
 from support.traces import Trace, read_traces, validate
 from support.waiting import kill, wait_for
 
+from nccluprobe.capture.preload_env import private_folders
+from nccluprobe.errors import ExitCode
 from preload.conftest import Compile, Rings, alive
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -292,3 +294,11 @@ def test_print_env(cli: Cli, tmp_path: Path, rings: Rings, program: Path) -> Non
     )  # fmt: skip
     trace = once(cli, rings, tmp_path / "out")
     assert numbers(trace) == list(range(10))
+
+
+def test_what_fails_before_the_command_leaves_no_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no library")
+    before = set(private_folders())
+    done = cli("preload", "--out", tmp_path / "t", "--lib", tmp_path / "text", "--", "true")
+    assert done.returncode == ExitCode.NOT_NCCL
+    assert set(private_folders()) <= before
