@@ -133,6 +133,9 @@ def _judge(
     everyone = set(signs.idle) | held
     wanted = everyone | (blamed if idle else set())
     hung = _common(wanted, comms)
+    if hung is None and len(idle | held) > 1:
+        # Those who are blamed may wait for the others over sends and receives only.
+        hung = _common(idle | held, comms)
     if hung is None:
         return None
     kept = [e for e in hung.members() if e.process.who in wanted]

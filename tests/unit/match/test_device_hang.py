@@ -137,3 +137,20 @@ def test_a_rank_that_is_not_observed_may_lack_for_its_own_reason() -> None:
     assert causes(found) == {("collective_all_ranks_stuck", ())}
     (unseen,) = [f for f in found if f.details["reason"] == "rank_not_observed"]
     assert (unseen.role, unseen.downstream_of) == ("unknown", None)
+
+
+def test_two_silent_ranks_excuse_one_that_meets_others_in_sends_and_receives_only() -> None:
+    """No communicator that all three are in has made a collective."""
+    job = Job()
+    comms = job.world(4)
+    hung = pair_of(job, 2, 3, "00000000000000bb")
+    steps(hung, 5)
+    for send, recv in ((1, 0), (1, 2)):
+        for c, api, peer in ((comms[send], "ncclSend", recv), (comms[recv], "ncclRecv", send)):
+            c.proc.call(c, api, 2.0 + 0.1 * recv, peer=peer, count=8)
+    comms[0].proc.call(comms[0], "ncclSend", 3.0, peer=1, count=1 << 20)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert causes(found) == {("collective_all_ranks_stuck", ())}
+    (stuck,) = [f for f in found if f.role == "root_cause"]
+    assert stuck.comm_uid_hash == "00000000000000bb"
