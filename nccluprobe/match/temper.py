@@ -65,6 +65,10 @@ def _is_held(f: Finding) -> bool:
     return f.hang_type == "collective_missing_exit" and f.details["reason"] == "call_not_returned"
 
 
+def _does_not_return(f: Finding) -> bool:
+    return f.comm_seq is not None and f.details.get("reason") == "call_not_returned"
+
+
 def _demote(f: Finding, cause: Finding) -> None:
     f.role, f.culprits = "unknown", ()
     f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
@@ -86,6 +90,7 @@ def temper(findings: Iterable[Finding]) -> None:
         _alive_beside_gone(causes)
         _alive_beside_difference(causes)
         _named_by_others(causes)
+        _held_before_full_queues(causes)
         _nameless(causes)
 
 
@@ -160,6 +165,18 @@ def _alive_beside_difference(causes: list[Finding]) -> None:
             and (g.comm_uid_hash != f.comm_uid_hash or (_is_held(f) and _is_before(g, f)))
         ]
         if near and not set(f.culprits) <= set(near[0].culprits):
+            _demote(f, near[0])
+
+
+def _held_before_full_queues(causes: list[Finding]) -> None:
+    """Who is held in a call is not blamed beside another whose queue may be full.
+
+    What that one has queued hangs for others, too, and their queues fill as well.
+    """
+    full = [f for f in causes if _does_not_return(f) and not f.culprits]
+    for f in causes:
+        near = [g for g in full if g.comm_uid_hash != f.comm_uid_hash]
+        if near and f.culprits and _does_not_return(f) and f.role == "root_cause":
             _demote(f, near[0])
 
 

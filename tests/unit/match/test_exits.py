@@ -119,6 +119,31 @@ def test_who_has_queued_most_may_stand_before_a_full_queue(
     assert blamed([f]) == (set() if more // streams > 9 else {2})
 
 
+@pytest.mark.parametrize("other", ["held", "not held", "group"])
+def test_only_what_has_returned_stands_in_a_queue_and_a_group_as_one(other: str) -> None:
+    """Rank 2 is held in the last of 20 calls more; rank 3 has made as many, or a great group."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    pairs = [
+        [job.procs[r].comm(hash_, 0, 2), job.proc(r + 2).comm(hash_, 1, 2)]
+        for r, hash_ in ((2, "00000000000000bb"), (3, "00000000000000cc"))
+    ]
+    steps(pairs[0], 20, start=t, step=0.01)
+    if other == "group":
+        for c in pairs[1]:
+            c.proc.group([(c, "ncclAllReduce", {})] * 30, t + 0.15)
+    else:
+        steps(pairs[1], 19, start=t, step=0.01)
+    last_call(comms, t + 2, inside=(2,))
+    if other != "group":
+        last_call(pairs[1], t + 2.1, inside=(0,) if other == "held" else ())
+    cover(job.procs, t + 400)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [f.details["reason"] for f in found] == ["call_not_returned"]
+    assert blamed(found) == ({2} if other == "not held" else set())
+
+
 def test_a_rank_inside_and_waiting_elsewhere_keeps_its_absence() -> None:
     job = Job()
     comms = job.world(3)

@@ -216,3 +216,20 @@ def test_a_call_does_not_return_on_a_stream_behind_one_left_out(slot: int, role:
         f.comm_uid_hash, f.comm_seq = "aa", seq
     temper([skip, held])
     assert (skip.role, held.role) == ("root_cause", role)
+
+
+@pytest.mark.parametrize(
+    ("api_call", "comm", "role"),
+    [(False, "bb", "unknown"), (False, "aa", "root_cause"), (True, "bb", "root_cause")],
+)
+def test_who_is_held_is_not_blamed_beside_one_before_a_full_queue(
+    api_call: bool, comm: str, role: str
+) -> None:
+    """``api_call``: what does not return is no collective, and stands in no queue."""
+    full = finding("nccl_missing_exit", "call_not_returned", "inferred", 3)
+    held = finding("collective_missing_exit", "call_not_returned", "inferred", 5)
+    full.culprits = ()
+    full.comm_uid_hash, full.comm_seq = "aa", 9
+    held.comm_uid_hash, held.comm_seq = comm, None if api_call else 9
+    temper([full, held])
+    assert (held.role, held.culprits) == (role, () if role == "unknown" else (5,))
