@@ -7,8 +7,9 @@ import errno
 import functools
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -186,10 +187,13 @@ def build(argv: Sequence[str]) -> typer.Typer:
     return app
 
 
-def run() -> None:
-    """Entry point of the console script."""
+def run(mask: Iterable[int] = ()) -> None:
+    """Entry point of the command; ``mask``: the signals to block, after the imports."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        build(sys.argv[1:])(prog_name="nccluprobe")
+        app = build(sys.argv[1:])
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        app(prog_name="nccluprobe")
     except KeyboardInterrupt:  # while the command was still being imported
         sys.exit(int(ExitCode.INTERRUPTED))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -34,3 +37,29 @@ def test_no_command_shows_the_help() -> None:
 
 def test_help_is_no_error() -> None:
     assert CliRunner().invoke(build(["analyze"]), ["analyze", "--help"]).exit_code == 0
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from nccluprobe.__main__ import start
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+            print("went on", flush=True)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["nccluprobe", "analyze", "."]
+start()
+"""
+
+
+def test_an_interrupt_waits_for_the_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert (done.stdout, done.stderr) == ("went on\n", "")
