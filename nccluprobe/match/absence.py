@@ -211,7 +211,8 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
             reasons[rank] = "rank_inside_other_call" if inside else absent_reason(e.process)
         if e in o.perhaps:
             continue
-        since = max(o.first, e.last_t)
+        # Who was held by others when these came is missing since it was set free.
+        since = max(o.first, e.last_t, e.process.held_until(o.first))
         known = e.process.through if ended_at is None else ended_at
         if o.until - since < opt.missing_after or known - since < opt.missing_after:
             asserted = False
@@ -265,6 +266,7 @@ _STRENGTH = (
     "rank_exit_or_crash_suspected",
     "rank_ended_communicator",
     "rank_exited",
+    "call_skipped",
     "partner_gone_past",
     "rank_alive_but_not_entered",
     "rank_left_no_dump",

@@ -12,6 +12,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import SECOND
+from nccluprobe.match.p2p_pair import SMALL as SMALL
 from nccluprobe.match.p2p_pair import Channel, size_of
 from nccluprobe.match.p2p_queue import IDX as P2P_IDX
 from nccluprobe.match.p2p_queue import Op, Side
@@ -20,8 +21,6 @@ from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import UNKNOWN_CLOCK, ended_abruptly
 from nccluprobe.match.tail import GROUP, IDX, ORD, RC, RC_INSIDE, SIG, STREAM, T
 
-#: A message of so many bytes is surely buffered, unless too many are before it.
-SMALL = 64 << 10
 #: Nothing is left.
 NEVER = int(np.iinfo(np.int64).max)
 #: A stream of a process.

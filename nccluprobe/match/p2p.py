@@ -120,6 +120,10 @@ class P2P:
                 # Its peers may turn up: what is older than all that is read is dropped then.
                 side.fresh |= {lane: None for lane in lanes if self._alone(comm, *lane)}
                 self._fresh[at] = None
+        for key, rank, came, last in self.pairs.waited:
+            if (waiting := comms.get(key)) is not None and rank in waiting.endpoints:
+                waiting.endpoints[rank].process.note_wait(came, last)
+        self.pairs.waited.clear()
 
     @staticmethod
     def _alone(comm: Communicator, send: bool, peer: int) -> bool:

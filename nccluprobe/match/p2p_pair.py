@@ -22,6 +22,8 @@ from nccluprobe.match.p2p_queue import SIG, Lane, Op, Queue, Side, T
 from nccluprobe.match.signature import Signature, SignatureTable
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
+#: A message of so many bytes is surely buffered, unless too many are before it.
+SMALL = 64 << 10
 #: Of operations that nobody can answer, so many of the newest are kept.
 _KEPT_LONELY = 64
 At = tuple[int, int]
@@ -128,6 +130,8 @@ class Pairs:
         self.other_type: dict[Channel, Pair] = {}
         #: Receives that waited beyond the threshold and were served, per channel.
         self.lessons: dict[Channel, int] = {}
+        #: Long waits for the other half, since the last look: who waited, from when to when.
+        self.waited: list[tuple[CommKey, int, int, int]] = []
 
     def pair_all(
         self,
@@ -208,10 +212,23 @@ class Pairs:
 
     def _learn(self, channel: Channel, sends: Queue, recvs: Queue, n: int) -> None:
         """Receives that waited long and were served in the end: so it goes on this channel."""
-        waited = sends.head(n)[:, T] - recvs.head(n)[:, T] if n else ()
-        long = int((np.asarray(waited) > self.options.missing_after).sum())
+        if not n:
+            return
+        self._note_waits(channel, sends.head(n), recvs.head(n))
+        waited = sends.head(n)[:, T] - recvs.head(n)[:, T]
+        long = int((waited > self.options.missing_after).sum())
         if long and (channel in self.lessons or len(self.lessons) < _MOST_LESSONS):
             self.lessons[channel] = self.lessons.get(channel, 0) + long
+
+    def _note_waits(self, channel: Channel, sends: m.Int64, recvs: m.Int64) -> None:
+        """Who made its half long before the other; a small send is buffered, and waits not."""
+        waited = sends[:, T] - recvs[:, T]
+        for at in np.flatnonzero(np.abs(waited) > self.options.late_after).tolist():
+            received = waited[at] > 0
+            if received or int(self.wires.size(sends[at : at + 1, SIG])[0]) > SMALL:
+                rank = channel.dst if received else channel.src
+                came, last = sorted((int(sends[at, T]), int(recvs[at, T])))
+                self.waited.append((channel.comm, rank, came, last))
 
     def _compare(
         self,

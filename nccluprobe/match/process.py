@@ -190,6 +190,9 @@ class Process:
         if int((a.t_enter - before).max()) > shortest:
             for i in np.flatnonzero(a.t_enter - before > shortest):
                 self.gaps.append((int(before[i]), int(a.t_enter[i])))
+        if int((exits - a.t_enter).max()) > shortest:
+            for i in np.flatnonzero(exits - a.t_enter > shortest):
+                self.note_wait(int(a.t_enter[i]), int(exits[i]))
         self.last_activity = max(self.last_activity, int(busy[-1]))
         self.newest = max(self.newest, self.last_activity)
 
@@ -213,6 +216,11 @@ class Process:
         self.waits[alike] = (first, min(last, known[1]))
         if len(self.waits) > _KEPT_WAITS:
             self.waits.popitem(last=False)
+
+    def held_until(self, t: int) -> int:
+        """End of the last long wait that it was in at ``t``, unix ns; 0: in none."""
+        ends = (last for came, last in self.waits.values() if came is not None and came <= t < last)
+        return max(ends, default=0)
 
     def note_group_ends(self, ends: m.GroupEnds) -> dict[int, bool]:
         """Remember how groups ended; those that were in flight before -> whether they failed."""

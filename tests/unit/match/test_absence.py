@@ -95,6 +95,25 @@ def test_a_rank_blocked_behind_the_absent_one_is_not_blamed() -> None:
     assert f.details["missing_comm_ranks"] == [3]
 
 
+@pytest.mark.parametrize(("more", "named"), [(30.0, []), (61.0, [1])])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "queued"])
+def test_who_was_held_by_another_is_missing_since_it_was_set_free(
+    inside: bool, more: float, named: list[int]
+) -> None:
+    """Rank 1 waits in X for rank 2, and is missed in Y meanwhile and afterwards."""
+    job = Job()
+    xs = job.world(3)
+    y0, y1 = (xs[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1))
+    for c in (*xs, y0, y1):
+        c.proc.call(c, "ncclAllReduce", 0.8)
+    for r, at in enumerate((1.0, 1.0, 101.0)):
+        xs[r].proc.call(xs[r], "ncclAllReduce", at, dur=100.0 if r == 1 and inside else 1e-5)
+    y0.proc.call(y0, "ncclAllReduce", 2.0)
+    cover(job.procs, 101.0 + more)
+    found = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
+    assert [c["rank"] for f in found for c in f.named] == named
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [

@@ -191,3 +191,28 @@ def test_who_stays_away_long_after_the_late_one_came_is_late_as_well(
     more: float, named: list[list[int]]
 ) -> None:
     assert sorted(behind_a_late_one(skew=-more)) == named
+
+
+@pytest.mark.parametrize(
+    ("half", "count", "named"),
+    [("Recv", 1, []), ("Send", 1 << 20, []), ("Send", 1, [[1]])],
+    ids=["receives", "sends", "is buffered"],
+)
+def test_who_waited_for_a_message_of_the_late_one_is_not_late(
+    half: str, count: int, named: list[list[int]]
+) -> None:
+    """Rank 1 has queued its half, and comes to Y when rank 2 has made the other."""
+    job = Job()
+    xs = job.world(3)
+    y0, y1 = (xs[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1))
+    for c in (*xs, y0, y1):
+        c.proc.call(c, "ncclAllReduce", 0.8)
+    x1, x2 = xs[1], xs[2]
+    x1.proc.call(x1, f"nccl{half}", 1.0, peer=2, count=count)
+    y0.proc.call(y0, "ncclAllReduce", 2.0)
+    other = "Send" if half == "Recv" else "Recv"
+    x2.proc.call(x2, f"nccl{other}", 61.0, peer=1, count=count)
+    y1.proc.call(y1, "ncclAllReduce", 61.1)
+    for x in xs:
+        x.proc.cover(0.5, 90.0)
+    assert [[c["rank"] for c in f.named] for f in analyze_job(job)] == named
