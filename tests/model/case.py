@@ -154,22 +154,31 @@ def visible(engine: Engine) -> bool:
 
 
 def _waiting(engine: Engine) -> set[int]:
-    """Ranks that made a call which a partner did not make, by counting alone."""
+    """Ranks that made a call which a partner did not make, by counting alone.
+
+    In a collective of count 0, for which nothing runs, nobody waits, nor does who has ended.
+    """
     found: set[int] = set()
     ends: dict[Comm, list[tuple[int, Endpoint]]] = {}
+    run: dict[Endpoint, int] = {}
     for p in engine.procs:
         for e in p.known.values():
             ends.setdefault(e.comm, []).append((p.rank, e))
+            run[e] = e.ords
+        for record in p.records:
+            if record.op is not None and not record.op.p2p and not record.op.count:
+                e = p.endpoints[record.fields["comm"]]
+                run[e] = run.get(e, 0) - 1
     for comm, mine in ends.items():
-        fewest = min(e.ords for _, e in mine) if len(mine) == comm.nranks else 0
-        found |= {r for r, e in mine if e.ords > fewest}
+        fewest = min(run[e] for _, e in mine) if len(mine) == comm.nranks else 0
+        found |= {r for r, e in mine if run[e] > fewest}
         made = {(e.rank, *key): n for _, e in mine for key, n in e.peer_ords.items()}
         for r, e in mine:
             for (api, peer), n in e.peer_ords.items():
                 other = "ncclRecv" if api == "ncclSend" else "ncclSend"
                 if made.get((peer, other, e.rank), 0) < n:
                     found.add(r)
-    return found
+    return {r for r in found if engine.procs[r].ended is None}
 
 
 def _idle(engine: Engine) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +11,7 @@ import pytest
 
 import nccluprobe.trace
 from model.breaker import NoPlace
-from model.case import Case, broken, healthy
+from model.case import Case, broken, healthy, visible
 from model.faults import FAULTS
 
 SCHEMA = json.loads((Path(nccluprobe.trace.__file__).parent / "trace.schema.json").read_text())
@@ -76,6 +77,23 @@ def test_only_a_call_that_differs_can_be_hidden() -> None:
     assert not healthy(3).hidden(0.01)
     case = next(c for seed in range(40) if (c := some(seed, "stall")) is not None)
     assert not case.hidden(0.01)
+
+
+@pytest.mark.parametrize(
+    ("count", "there", "shown"), [(8, True, True), (0, True, False), (8, False, False)]
+)
+def test_nobody_waits_in_a_call_of_count_0_or_when_it_has_ended(
+    count: int, there: bool, shown: bool
+) -> None:
+    engine = healthy(5).engine
+    assert not visible(engine)
+    proc = engine.procs[1]
+    record = next(r for r in proc.records if r.op is not None and not r.op.p2p)
+    assert record.op is not None
+    proc.endpoints[record.fields["comm"]].ords += 1
+    proc.records.append(replace(record, op=replace(record.op, count=count)))
+    proc.ended = None if there else proc.ended
+    assert visible(engine) == shown
 
 
 def some(seed: int, kind: str) -> Case | None:
