@@ -43,10 +43,9 @@ def held(
 
 
 def _of_comm(comm: Communicator) -> Iterator[int]:
-    if comm.last_sig is not None:
-        yield comm.last_sig
+    # ``last_sig`` is the last of the history.
     yield from (zero.sig for zero in comm.zero_calls.values())
-    yield from (w.sig for w in (*comm.late, *comm.fresh_late))
+    yield from (w.sig for w in comm.fresh_late)
 
 
 def _of_endpoint(e: Endpoint) -> Iterator[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from support.analysis import Run, cover
-from support.tracegen import Job
+from support.tracegen import Comm, Job
 
 from nccluprobe.match import signature
 from nccluprobe.match.matcher import Matcher
@@ -45,6 +48,8 @@ def _verdict(job: Job, forget: bool) -> tuple[list[object], int]:
         matcher.settle()
         if forget:
             matcher.forget_signatures()
+        if t % 16:
+            run.scan()
     run.all()
     run.scan()
     found = [(f.id, f.hang_type, f.role, f.culprits, f.details) for f in matcher.book.all()]
@@ -107,6 +112,73 @@ def test_the_table_stays_small_when_no_count_comes_again(monkeypatch: pytest.Mon
             analysis.feed(i, "x", at + 1, mine[at : at + 50], at + 50 >= len(mine))
     assert analysis.scan() == []
     assert len(analysis.table) < 1000
+
+
+def _then(comms: list[Comm], start: float, **more: int) -> None:
+    """So many calls that the newest ones of a rank do not reach back to what was before."""
+    for i in range(300):
+        for c in comms:
+            c.proc.call(c, "ncclAllReduce", start + i * 0.01, **more)
+            if c.id == 0 and c.proc.rank in (0, 1):
+                api = ("ncclSend", "ncclRecv")[c.proc.rank]
+                c.proc.call(c, api, start + i * 0.01, peer=1 - c.proc.rank, **more)
+
+
+def _zero_job() -> Job:
+    """A call of count 0 explains, much later, that its rank lacks one."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", 1.0, count=0 if c is comms[3] else 1024)
+    _then(comms, 2.0)
+    return job
+
+
+def _late_job() -> Job:
+    """A rank was late at one call."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", 1.0)
+        c.proc.call(c, "ncclAllReduce", 51.0 if c is comms[3] else 2.0, count=77)
+    _then(comms, 52.0)
+    return job
+
+
+def _types_job() -> Job:
+    """A send and its receive had different types."""
+    job = Job()
+    a, b = comms = job.world(2)
+    a.proc.call(a, "ncclSend", 1.0, peer=1, count=31, datatype="int32")
+    b.proc.call(b, "ncclRecv", 1.0, peer=0, count=31)
+    _then(comms, 2.0)
+    return job
+
+
+def _open_group_job() -> Job:
+    """Calls of a group that ends late differ from those of the other ranks."""
+    job = Job()
+    comms = job.world(3)
+    for r, c in enumerate(comms):
+        count = 31 if r == 0 else 32
+        calls: list[tuple[Comm, str, dict[str, Any]]] = [(c, "ncclAllReduce", {"count": count})]
+        if r < 2:
+            api = ("ncclSend", "ncclRecv")[r]
+            calls.append((c, api, {"peer": 1 - r, "count": count}))
+        c.proc.group(calls, 1.0, state="open" if r == 0 else "ended")
+    _then(comms, 2.0, thread=1)
+    first = comms[0].proc
+    first.call(None, "ncclGroupEnd", 60.0, group=first.groups, gpos=2)
+    return job
+
+
+@pytest.mark.parametrize("make", [_zero_job, _late_job, _types_job, _open_group_job])
+def test_no_finding_says_something_else(make: Callable[[], Job]) -> None:
+    job = make()
+    cover(job.procs, HANG)
+    kept, _ = _verdict(job, False)
+    forgotten, _ = _verdict(job, True)
+    assert kept and forgotten == kept
 
 
 def test_no_verdict_changes() -> None:
