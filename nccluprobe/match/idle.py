@@ -76,9 +76,10 @@ def apply(
         if _may_idle(w, contexts[w.comm.key]) and not _hindered(w, current):
             gone = gone_under(w, contexts[w.comm.key])
             if gone:
-                if w.absent[0] not in gone:
-                    note_left(w, gone)
-                continue
+                served = [e for x in waits if x.absent[:1] == w.absent for e in x.entered]
+                if w.absent[0] not in gone and (part := [e for e in gone if e in served]):
+                    note_left(w, part)
+                continue  # where others have left who lacked nothing, nobody is without work
             kind = _kind(w, contexts[w.comm.key])
             if kind is not None:
                 kinds[id(w)] = kind

@@ -254,3 +254,16 @@ def test_who_is_killed_in_a_short_wait_leaves_those_who_stay() -> None:
     comms[1].proc.end(t + 1.5, how="signaled", signal=9)
     cover([c.proc for c in comms if c is not comms[1]], t + 400, main="nccl")
     assert blamed(analyze_job(job)) == {1}
+
+
+def test_who_left_and_lacked_nothing_is_not_the_cause() -> None:
+    """Rank 0 took part in nothing that is open: it is rank 1 that does not send."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[2].proc.call(comms[2], "ncclRecv", t, peer=1, count=1 << 22)
+    comms[0].proc.cover(0.5, t + 2)
+    leave(comms[0], t + 2.5, "exit")
+    cover(job.procs[1:], t + 400)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, blamed([f])) == ("p2p_unmatched", {1})
