@@ -133,6 +133,18 @@ def test_an_undecided_wait_that_ends_well_is_resolved_and_no_delay_as_well() -> 
     ]
 
 
+def test_who_waits_elsewhere_for_a_moment_is_idle_all_the_same() -> None:
+    job, comms, t = server()
+    ys = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(comms[1:3])]
+    for c in ys:
+        c.proc.call(c, "ncclAllReduce", 1.0)
+    wait(comms, t)
+    ys[0].proc.call(ys[0], "ncclAllReduce", t + 390)
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert (f.severity, f.details["idle"]) == ("notice", "undecided")
+
+
 def test_a_wait_that_lacks_more_than_the_root_is_no_idle_one() -> None:
     job, comms, t = server()
     wait(comms[:3], t)

@@ -26,7 +26,9 @@ def test_tracing_that_was_ended_in_the_hang_still_speaks_for_it() -> None:
         p.end(t + 100.1, how="detached", code=None)
     (f,) = analyze_job(job)
     assert f.details["reason"] == "rank_alive_but_not_entered"
-    assert f.details["missing_rank_status"][0]["heartbeat"] == "alive"
+    (status,) = f.details["missing_rank_status"]
+    assert status["heartbeat"] == "alive"
+    assert "queued_in_open_group" not in status
     assert f.role == "root_cause"
 
 
@@ -80,6 +82,17 @@ def test_losses_before_the_window_do_not_count() -> None:
     (f,) = analyze_job(job)
     assert f.details["missing_rank_status"][0]["probe_dropped_events"] == 0
     assert f.details["reason"] == "rank_alive_but_not_entered"
+
+
+def test_a_call_behind_a_hole_shows_that_others_were_made() -> None:
+    """No coverage tells of the loss so far."""
+    job, comms, t = hang(waited=100)
+    late = comms[3].proc
+    late.call(comms[3], "ncclAllReduce", t + 100.5, lost=True)
+    late.call(comms[3], "ncclAllGather", t + 100.6)
+    (f,) = analyze_job(job)
+    assert (f.severity, f.role) == ("notice", "unknown")
+    assert f.details["reason"] == "probe_event_loss_possible"
 
 
 def test_a_lost_record_leaves_a_hole_and_no_absence() -> None:

@@ -270,9 +270,11 @@ def test_inside_for_long_behind_an_unobserved_peer_is_said() -> None:
     assert found.culprits == ()
 
 
-def test_ordinals_of_late_attached_ranks_are_not_compared() -> None:
+@pytest.mark.parametrize("late", [(0, 1), (1,)])
+def test_ordinals_of_late_attached_ranks_are_not_compared(late: tuple[int, ...]) -> None:
     job = Job()
-    comms = [job.proc(r).comm("00000000000000aa", r, 2, learnt="struct") for r in range(2)]
+    learnt = ["struct" if r in late else "init" for r in range(2)]
+    comms = [job.proc(r).comm("00000000000000aa", r, 2, learnt=learnt[r]) for r in range(2)]
     for i in range(50):
         post(comms[0], SEND, 1, 1 + i, 100 + i)
         if i > 5:

@@ -85,6 +85,19 @@ def test_two_that_receive_first() -> None:
     assert blamed([found]) == set()  # a tie
 
 
+def test_two_that_receive_first_where_a_send_may_be_lost() -> None:
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 2)
+    for r, c in enumerate(comms):
+        c.proc.enter(c, RECV, t, peer=1 - r, count=BIG)
+        c.proc.cover(0.5, t)
+        c.proc.cover(t + 0.3, t + 100, lost_kernel=int(r == 0))
+    (found,) = analyze_job(job)
+    assert (found.hang_type, found.severity) == ("p2p_order_inversion", "notice")
+    assert found.details["confidence"] == "reduced"
+
+
 @pytest.mark.parametrize(("inside_for", "told"), [(8.0, True), (0.2, False)])
 def test_two_that_were_killed_while_each_needed_the_other(inside_for: float, told: bool) -> None:
     job = Job()

@@ -86,6 +86,31 @@ def test_a_receive_that_failed_in_the_end_was_none(rc: int, grouped: bool) -> No
     assert queue.n == (1 if rc == 0 else 0)
 
 
+def test_what_was_lost_before_the_newest_receive_explains_no_later_one() -> None:
+    job = Job()
+    comms = job.world(2)
+    exchange(comms, 2)
+    t = exchange(comms, 3, t=5)
+    post(comms[0], SEND, 1, t)
+    for c in comms:
+        c.proc.cover(0.5, 2)
+        c.proc.cover(3, 400, lost_kernel=int(c is comms[1]))
+    (f,) = analyze_job(job)
+    assert roots([f]) == [("rank_alive_but_not_entered", [1])]
+    assert (f.severity, f.details["confidence"]) == ("error", "observed")
+
+
+def test_what_differed_before_explains_that_it_does_not_go_on() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 12)
+    post(comms[0], SEND, 1, t)
+    post(comms[1], RECV, 0, t, 2 * BIG)
+    comms[1].proc.enter(comms[1], RECV, t + 0.1, peer=0, count=2 * BIG)
+    cover(job.procs, 400)
+    assert [f.hang_type for f in analyze_job(job)] == ["p2p_mismatch"]
+
+
 def test_sends_to_a_rank_that_does_not_exist_are_not_kept() -> None:
     job = Job()
     comms = job.world(2)
