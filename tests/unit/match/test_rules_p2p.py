@@ -25,14 +25,20 @@ def roots(found: list[Finding]) -> list[tuple[str, list[int]]]:
     ]
 
 
-def sent_to_the_wrong_peer(until: float, count: int = BIG) -> Job:
-    """In the tenth round of a ring rank 1 sends to rank 0, and rank 2 waits for it."""
+def sent_to_the_wrong_peer(until: float, count: int = BIG, sent: float = 1.2) -> Job:
+    """In the tenth round of a ring rank 1 sends to rank 0, and rank 2 waits for it.
+
+    ``sent``: when in that round; rank 0 makes its last call at 1.3.
+    """
     job = Job()
     comms = job.world(3)
     for i in range(10):
         for r, c in enumerate(comms):
             wrong = i == 9 and r == 1
-            post(c, SEND, 0 if wrong else (r + 1) % 3, 1.2 + i, count if wrong else BIG)
+            if wrong:
+                post(c, SEND, 0, sent + i, count)
+            else:
+                post(c, SEND, (r + 1) % 3, 1.2 + i)
             post(c, RECV, (r - 1) % 3, (1.3 if r == 0 else 1.1) + i)
     cover(job.procs, until)
     return job
@@ -41,6 +47,35 @@ def sent_to_the_wrong_peer(until: float, count: int = BIG) -> Job:
 def test_the_wrong_peer_is_told_when_both_have_stood_for_long() -> None:
     assert roots(analyze_job(sent_to_the_wrong_peer(400))) == [("wrong_peer", [1])]
     assert analyze_job(sent_to_the_wrong_peer(40)) == []
+
+
+def test_who_waits_in_its_stream_has_come_as_far_as_the_wrong_send() -> None:
+    assert roots(analyze_job(sent_to_the_wrong_peer(400, sent=1.4))) == [("wrong_peer", [1])]
+
+
+def test_a_send_in_a_group_that_did_not_end_has_not_come_to_the_device() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 5)
+    comms[0].proc.group([(comms[0], SEND, {"peer": 1, "count": BIG})], t, state="open")
+    post(comms[1], RECV, 0, t)
+    for c in comms[1:]:
+        c.proc.call(c, AR, t + 0.1, stream=0)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert roots(found) == [("rank_alive_but_not_entered", [0])]
+    assert {f.hang_type for f in found if f.role == "root_cause"} == {"p2p_unmatched"}
+
+
+def test_who_has_queued_what_stands_behind_a_send_has_gone_past_it() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = exchange(comms, 10)
+    post(comms[0], SEND, 1, t)
+    for c in comms:
+        c.proc.call(c, AR, t + 0.1, stream=0)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [("partner_gone_past", [1])]
 
 
 def test_what_is_not_alike_is_not_misplaced() -> None:

@@ -136,6 +136,16 @@ def test_what_the_traces_show_is_said_once() -> None:
     assert f.details.get("evidence") is None
 
 
+def test_what_the_traces_show_of_a_job_that_is_traced_in_part_is_said_once() -> None:
+    job = Job()
+    for c in job.world(2, nranks=3):
+        for i in range(20 - 2 * (c.proc.rank or 0)):
+            c.proc.call(c, AR, 1 + i * 0.1)
+    cover(job.procs, 400)
+    (f,) = found([look(2, 100, [comm(A, 2, 3, AllReduce=20)])], job)
+    assert (f.details["missing_comm_ranks"], f.details.get("evidence")) == ([1], None)
+
+
 def test_analyze_reads_a_folder_of_looks(tmp_path: Path) -> None:
     (tmp_path / "node0.jsonl").write_bytes(
         b"".join(orjson.dumps(x) + b"\n" for x in hung(10) + hung(400))
