@@ -216,9 +216,7 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
         "summary": (
             f"All {len(ranks)} {'' if comm.complete_view else 'observed '}members of communicator "
             f"{comm.label} entered {signature.api} #{w.seq}, and none of them has completed it for "
-            f"{seconds(waited):.1f} s: "
-            + ("nobody is missing; " if comm.complete_view else "")
-            + "the device or the network is not going on."
+            f"{seconds(waited):.1f} s: {_why_not(comm)}."
         ),
     }
     return Finding(
@@ -235,6 +233,18 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
         coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
         since=newest,
         waiters=tuple(e.process.who for e in members),
+    )
+
+
+def _why_not(comm: Communicator) -> str:
+    """What keeps a call that all observed members have entered, as far as is known."""
+    others = len({*comm.unobserved(), *comm.unwatched})
+    if not others:
+        return "nobody is missing; the device or the network is not going on"
+    were = "was" if others == 1 else "were"
+    return (
+        f"{others} of {comm.key.nranks} ranks {were} not observed, and may have not come; "
+        f"else the device or the network is not going on"
     )
 
 

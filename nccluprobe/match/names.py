@@ -18,16 +18,22 @@ def numbers(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(found) == 1 else 's'} {ranks_text(found)}"
 
 
+def renumbered(members: Iterable[Endpoint]) -> bool:
+    """Whether members of a communicator have other numbers in the job, as far as all are known."""
+    known = [(e.comm_rank, e.process.rank) for e in members if e.comm_rank is not None]
+    return all(job is not None for _, job in known) and any(rank != job for rank, job in known)
+
+
 def named(members: Iterable[Endpoint], of: str = "") -> str:
     """Members of a communicator, as ``rank 1``, or ``rank 5 of the job (rank 1 of ...)``.
 
     ``of``: the communicator's name for people, said also where both numbers are one.
     """
-    known = [(e.comm_rank, e.process.rank) for e in members if e.comm_rank is not None]
-    here = numbers(rank for rank, _ in known)
-    if any(job is None for _, job in known) or all(rank == job for rank, job in known):
+    known = [e for e in members if e.comm_rank is not None]
+    here = numbers(e.comm_rank for e in known if e.comm_rank is not None)
+    if not renumbered(known):
         return f"{here} of {of}" if of else here
-    there = numbers(job for _, job in known if job is not None)
+    there = numbers(e.process.rank for e in known if e.process.rank is not None)
     return f"{there} of the job ({here} of {of or 'the communicator'})"
 
 

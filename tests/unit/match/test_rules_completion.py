@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from importers.frgen import Job
+from importers.frgen import Job as Dumps
 from importers.reading import Result
+from support.analysis import Run, cover, steps
+from support.tracegen import Job, unix
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.completion import not_complete
+from nccluprobe.match.options import Options
+from nccluprobe.match.waits import Wait
 
 
-def two_groups() -> Job:
+def two_groups() -> Dumps:
     """All ranks, and all but the last one, after some calls that are complete."""
-    job = Job({"0": ("all", [0, 1, 2, 3]), "1": ("three", [0, 1, 2])})
+    job = Dumps({"0": ("all", [0, 1, 2, 3]), "1": ("three", [0, 1, 2])})
     for i in range(5):
         job.all("0", i * 0.1)
         job.all("1", i * 0.1 + 0.05)
@@ -39,3 +46,25 @@ def test_a_transfer_that_both_have_posted_and_that_does_not_end_holds_both(tmp_p
     result = Result(job.write(tmp_path))
     assert result.blamed == set()
     assert "collective_all_ranks_stuck" in result.types
+
+
+@pytest.mark.parametrize("traced", [4, 3])
+def test_that_nobody_is_missing_is_said_only_where_all_are_observed(traced: int) -> None:
+    job = Job()
+    comms = job.world(traced, nranks=4)
+    end = steps(comms, 6)
+    cover(job.procs, end + 100)
+    run = Run(job)
+    run.all()
+    run.scan()
+    (comm,) = run.analysis.matcher.comms.values()
+    assert comm.last_sig is not None
+    for e in comm.members():
+        e.completed, e.oldest = 5, (5, e.last_t, comm.last_sig)
+    w = Wait(comm, "call #5", 0, tuple(comm.members()), (), seq=5)
+    ctx = Context(Options(), run.analysis.matcher.table, unix(end + 100), "run", None)
+    f = not_complete(w, ctx)
+    assert f is not None
+    text = f.details["summary"]
+    assert ("nobody is missing" in text) == (traced == 4)
+    assert ("1 of 4 ranks was not observed, and may have not come" in text) == (traced == 3)
