@@ -321,6 +321,7 @@ _WHY = {
     "rank_ended_communicator": "has ended the communicator",
     "probe_event_loss_possible": "may have made it: events of it were lost",
     "partner_gone_past": "has gone past it, to later calls",
+    "call_skipped": "has ended its group of this step without it",
     "rank_not_observed": "is not observed",
 }
 

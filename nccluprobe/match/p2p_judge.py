@@ -9,7 +9,6 @@ from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import in_child_without
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
@@ -20,10 +19,10 @@ from nccluprobe.match.p2p_loss import guessed, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_past import Heads, left_out_call
-from nccluprobe.match.p2p_queue import SIG, Side
+from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
-from nccluprobe.match.p2p_units import Open, Unit, units_of
+from nccluprobe.match.p2p_units import Unit, buffered, units_of
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import (
     absent_reason,
@@ -34,9 +33,6 @@ from nccluprobe.match.status import (
     left_at,
 )
 from nccluprobe.match.waits import Wait
-
-#: NCCL's buffer between two ranks holds 8 messages, or parts of them.
-_STEPS = 8
 
 
 @dataclass
@@ -210,15 +206,9 @@ class Judge:
         limit = self.ctx.options.missing_after
         if unit.hard is not None:
             return until - unit.hard >= limit
-        if all(self._buffered(unit, o) for o in unit.ops):
+        if all(buffered(unit, o, self.pairs.wires.size) for o in unit.ops):
             return False
         return until - last_sign(unit.endpoint) >= limit
-
-    def _buffered(self, unit: Unit, o: Open) -> bool:
-        """Whether all that is sent so far and not received fits into a buffer."""
-        rows = unit.side.queue(True, o.op.peer).rows()
-        sizes = self.pairs.wires.size(rows[:, SIG])
-        return len(rows) <= _STEPS and bool(((sizes >= 0) & (sizes <= SMALL)).all())
 
     def may_have(self, e: Endpoint, unit: Unit) -> bool:
         """Whether an endpoint may have made, unseen, what a unit waits for."""
@@ -260,6 +250,8 @@ class Judge:
             return _Peer(e, "rank_not_observed", quiet, silent=True)
         if self.may_have(e, unit):
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
+        if self._steps.left_out(unit, e):
+            return _Peer(e, "call_skipped", quiet, gone=True)
         if self._gone_past(unit, e, until):
             crossed = self.heads.crosses(unit, e)
             return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)

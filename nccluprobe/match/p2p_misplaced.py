@@ -15,7 +15,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p_blame import count_says
 from nccluprobe.match.p2p_habit import break_of
 from nccluprobe.match.p2p_judge import Judge
-from nccluprobe.match.p2p_queue import GROUP, IDX
+from nccluprobe.match.p2p_queue import GROUP, IDX, Op
 from nccluprobe.match.p2p_units import Open, Unit
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import last_sign
@@ -41,8 +41,13 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 continue  # what seems misplaced may be all that is left
             if _is_behind(judge, unit, o):
                 continue
-            if not _same_pair(o, waiting) and not _left_habit(unit, o, waiting):
-                continue
+            if _in_its_place(unit, o) and _in_its_place(waiting, wanted):
+                continue  # each belongs where it is: another one was left out
+            if not _same_pair(o, waiting):
+                if other is not judge and o.op.peer != waiting.endpoint.comm_rank:
+                    continue  # both the peer and the communicator would be wrong
+                if not _left_habit(unit, o, waiting):
+                    continue
             f = make.misplaced(
                 judge.comm,
                 judge.ctx,
@@ -84,6 +89,20 @@ def _is_behind(judge: Judge, unit: Unit, o: Open) -> bool:
     if p.ended or o.peer.end is not None or last_sign(o.peer) >= unit.t:
         return False
     return p.inside_now() is None and not judge.stalls.holds(o.peer)
+
+
+def _in_its_place(unit: Unit, o: Open) -> bool:
+    """Whether other operations of its group, on its communicator, have been answered."""
+    if not o.op.group:
+        return False
+    rows = unit.side.recent()
+    for op in (Op(*r) for r in rows[rows[:, GROUP] == o.op.group].tolist()):
+        queue = unit.side.queues.get((bool(op.send), op.peer))
+        if op.peer == unit.endpoint.comm_rank or queue is None:
+            continue
+        if op.idx != o.op.idx and op.idx not in queue.rows()[:, IDX]:
+            return True
+    return False
 
 
 def _same_pair(o: Open, waiting: Unit) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At
@@ -49,6 +50,34 @@ class Steps:
         group = int(theirs[theirs[:, IDX] == last][0, GROUP])
         later = theirs[theirs[:, IDX] > last]
         return bool((later[:, GROUP] != group).any() if group else len(later))
+
+    def left_out(self, unit: Unit, peer: Endpoint) -> bool:
+        """Whether the peer has ended its group of the unit's step without what the unit needs.
+
+        A rank makes what it has to do in a step in one group, as it did the last time.
+        """
+        own, other = unit.endpoint.comm_rank, peer.comm_rank
+        if not unit.group or own is None or other is None:
+            return False
+        mine = {g for rank, g in self.groups(own, unit.group) if rank == other}
+        if len(mine) != 1 or not self._in_one_group(unit, own, other):
+            return False
+        end = peer.process.groups.get(mine.pop())
+        return end is not None and not m.not_run(end.rc)
+
+    def _in_one_group(self, unit: Unit, own: int, other: int) -> bool:
+        """Whether that held when a peer last made what the unit needs now."""
+        rows = self._rows(own)
+        assert rows is not None
+        for o in unit.ops:
+            if o.op.peer != other or not o.op.ord:
+                continue
+            same = (rows[:, PEER] == other) & (rows[:, SEND] == o.op.send)
+            before = rows[same & (rows[:, ORD] == o.op.ord - 1)]
+            group = int(before[-1, GROUP]) if len(before) else 0
+            if group and sum(rank == other for rank, _ in self.groups(own, group)) > 1:
+                return False
+        return True
 
     def side(self, rank: int) -> Side | None:
         """Sends and receives of a rank."""

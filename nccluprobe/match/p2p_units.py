@@ -6,15 +6,20 @@ operations progress together, so it waits for all its peers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At, Channel, Pairs, is_unplaced
-from nccluprobe.match.p2p_queue import ORD, Op, Queue, Side
+from nccluprobe.match.p2p_queue import ORD, SIG, Op, Queue, Side
+
+#: NCCL's buffer between two ranks holds 8 messages, or parts of them.
+_STEPS = 8
 
 
 @dataclass
@@ -111,6 +116,13 @@ def units_of(
                 _add(found, side, one)
     chosen = [u for units in found.values() if (u := _waits_in(units, heads)) is not None]
     return sorted(chosen, key=lambda u: (u.t, u.endpoint.comm_rank or 0, u.thread))
+
+
+def buffered(unit: Unit, o: Open, size: Callable[[m.Int64], m.Int64]) -> bool:
+    """Whether all that is sent so far and not received fits into a buffer."""
+    rows = unit.side.queue(True, o.op.peer).rows()
+    sizes = size(rows[:, SIG])
+    return len(rows) <= _STEPS and bool(((sizes >= 0) & (sizes <= SMALL)).all())
 
 
 def _first(queue: Queue, peer: Endpoint | None, counted: bool) -> Open | None:
