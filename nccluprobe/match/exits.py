@@ -45,7 +45,8 @@ def judge(
     """
     ends = teardown.waits_of(state.comms.values(), waits, lambda comm: contexts[comm.key])
     waits += ends
-    found = [w.finding for w in ends if w.finding is not None] + _calls(state, waits, of)
+    found = [f for w in ends if (f := w.finding or w.cause) is not None]
+    found += _calls(state, waits, of)
     for key, comm in sorted(state.comms.items()):
         if (f := judge_level(comm, waits, contexts[key])) is not None:
             found.append(f)

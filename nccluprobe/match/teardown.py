@@ -1,4 +1,4 @@
-"""Members inside ncclCommDestroy or ncclCommFinalize that wait for one that does not call it.
+"""Members inside ncclCommDestroy or ncclCommFinalize: one does not call it, or it does not end.
 
 ncclCommFinalize is collective over the communicator, ncclCommDestroy at least over
 the ranks of a node.  That a call has returned to others shows that it does not need
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.details import on_communicator
+from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
@@ -25,17 +25,19 @@ from nccluprobe.match.status import (
     inside_end,
     is_silent,
     rank_status,
+    ranks_text,
 )
 from nccluprobe.match.waits import Wait
 
 _FINALIZE = "ncclCommFinalize"
+_STUCK, _UNSEEN = "collective_all_ranks_stuck", "waiting_for_unobserved"
 _DOING = {"running": "running", "stopped": "stopped", "uninterruptible": "blocked in the kernel"}
 
 
 def waits_of(
     comms: Iterable[Communicator], known: list[Wait], context: Callable[[Communicator], Context]
 ) -> list[Wait]:
-    """The waits for members that have not come to the end of their communicator.
+    """The waits in the end of a communicator: for members that have not come, or for nobody.
 
     ``known``: waits that are; who has waited there before it came to the end stays there.
     """
@@ -56,10 +58,16 @@ def _judge(comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Conte
     if until - first < ctx.options.missing_after:
         return None
     absent = _absent(comm, inside, ctx)
-    if not absent:
-        return None
     entered = tuple(e for e, _ in inside)
     api = min(inside, key=lambda x: x[1].t)[1].api
+    if not absent:
+        if len(inside) < len(comm.members()) or comm.key.nranks < 2:
+            return None
+        waited = until - max(c.t for _, c in inside)
+        due = waited >= ctx.options.missing_after
+        f = _all_inside(comm, inside, waited, ctx) if due else None
+        seen = comm.complete_view
+        return Wait(comm, api, first, entered, (), f if seen else None, cause=None if seen else f)
     return Wait(
         comm=comm,
         label=api,
@@ -91,6 +99,57 @@ def _absent(
     if hosts & {e.process.boot_id for e in back}:
         return []
     return [e for e in absent if e.process.boot_id in hosts]
+
+
+def _all_inside(
+    comm: Communicator, inside: list[tuple[Endpoint, Inside]], waited: int, ctx: Context
+) -> Finding:
+    """All members that are observed are in the end of it, and it does not come to its own."""
+    entered = [e for e, _ in inside]
+    ranks = sorted(e.comm_rank or 0 for e in entered)
+    apis = sorted({c.api for _, c in inside})
+    others = comm.unobserved()
+    kind, reason = (_STUCK, "all_inside") if comm.complete_view else (_UNSEEN, "rank_not_observed")
+    why = (
+        "nobody is missing; work that was queued before, the device or the network is not going on"
+        if comm.complete_view
+        else f"{len(others)} of {comm.key.nranks} ranks are not observed"
+    )
+    error = waited >= ctx.options.error_after and comm.complete_view
+    return Finding(
+        key=("teardown", *comm.key, "all"),
+        hang_type=kind,
+        run_id=ctx.run_id,
+        comm_uid_hash=comm.key.hash,
+        comm_seq=None,
+        detected_at=ctx.now,
+        details={
+            **on_communicator(
+                comm,
+                apis[0],
+                ranks,
+                reason,
+                "inferred" if comm.complete_view else "reduced",
+                waited_s=seconds(waited),
+                lossy=lost_any(entered),
+            ),
+            "inside_comm_ranks": ranks,
+            "first_entered_unix_ns": min(c.t for _, c in inside),
+            "unobserved_comm_ranks": len(others),
+            "not_observed_ranks": ranks_text(others),
+            "summary": (
+                f"All {len(ranks)} {'' if comm.complete_view else 'observed '}members of "
+                f"communicator {comm.label} are inside {' or '.join(apis)} for "
+                f"{seconds(waited):.1f} s: {why}."
+            ),
+        },
+        severity="error" if error else "notice",
+        role="unknown",
+        job=ctx.job,
+        coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+        since=max(c.t for _, c in inside),
+        waiters=tuple(dict.fromkeys(e.process.who for e in entered)),
+    )
 
 
 def _finding(

@@ -224,3 +224,55 @@ def test_a_finalize_needs_all() -> None:
     end(comms[4:7], t, FINALIZE)
     cover(job.procs, t + 400)
     assert {f.severity for f in analyze_job(job)} == {"notice"}
+
+
+@pytest.mark.parametrize("api", [DESTROY, FINALIZE])
+def test_all_are_inside_and_nobody_is_missing(api: str) -> None:
+    job, comms, t = world()
+    end(comms, t, api)
+    cover(job.procs, t + 100)
+    assert told(analyze_job(job)) == [("collective_all_ranks_stuck", "notice", "root_cause", [])]
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert told([f]) == [("collective_all_ranks_stuck", "error", "root_cause", [])]
+    assert (f.details["api"], f.details["reason"]) == (api, "all_inside")
+    assert (
+        f"All 4 members of communicator 00000000000000aa are inside {api} for 400"
+        in (f.details["summary"])
+    )
+    assert "nobody is missing" in f.details["summary"]
+
+
+def test_they_wait_from_the_last_one_on() -> None:
+    job, comms, t = world()
+    end(comms[:3], t)
+    end(comms[3:], t + 350)
+    cover(job.procs, t + 400)
+    assert told(analyze_job(job)) == []
+
+
+def test_all_who_are_observed_are_inside() -> None:
+    job = Job()
+    comms = job.world(3, nranks=4)
+    t = steps(comms, 5)
+    end(comms, t)
+    cover(job.procs, t + 400)
+    (f,) = analyze_job(job)
+    assert told([f]) == [("waiting_for_unobserved", "notice", "unknown", [])]
+    assert f.details["summary"].endswith("1 of 4 ranks are not observed.")
+
+
+def test_who_waits_for_all_who_are_inside_follows_from_it() -> None:
+    job, comms, t = world()
+    other = [
+        job.procs[3].comm("00000000000000bb", 0, 2),
+        job.proc(4).comm("00000000000000bb", 1, 2),
+    ]
+    t = steps(other, 5, start=t)
+    other[1].proc.call(other[1], AR, t)
+    end(comms, t)
+    cover(job.procs, t + 400)
+    assert sorted(told(analyze_job(job))) == [
+        ("collective_all_ranks_stuck", "error", "root_cause", []),
+        ("collective_missing_enter", "error", "downstream", [3]),
+    ]
