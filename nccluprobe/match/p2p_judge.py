@@ -279,7 +279,7 @@ class Judge:
         units = self._of.get(id(e), ())
         if in_child_without(e, own) or any(x.needs(own) and self._left_out(unit, x) for x in units):
             return True
-        if unit.hard is None and self.stalls.only_behind(e, own):
+        if unit.hard is None and self.stalls.only_behind(e, own, {o.op.idx for o in unit.ops}):
             return True  # what it queued stands behind this unit in the waiting rank's stream
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False

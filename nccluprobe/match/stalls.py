@@ -8,7 +8,7 @@ else in the stream of one of them, are added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccluprobe.match import p2p_orders as make
@@ -41,8 +41,7 @@ class Stalls:
     causes: dict[int, Finding] = field(default_factory=dict)
     #: Side -> call_idx of sends and receives at the head of a stream; None: not known.
     heads: dict[At, frozenset[int]] | None = None
-    _behind: dict[Actor, set[Actor]] = field(default_factory=dict)
-    _lacking: set[Actor] = field(default_factory=set)
+    _held: set[Actor] = field(default_factory=set)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _lacks: list[Lack] = field(default_factory=list)
 
@@ -54,30 +53,34 @@ class Stalls:
             at = (s.endpoint.info.source, s.endpoint.info.id)
             mine = frozenset(p.idx for p in s.parts if p.message is not None)
             self.heads[at] = self.heads.get(at, frozenset()) | mine
-            actor = s.endpoint.actor
-            if s.lack.missing or s.lack.gone or s.lack.held or s.lack.fault:
-                self._lacking.add(actor)
-            ends = {p.endpoint.actor for n in s.lack.behind for p in n.parts}
-            self._behind.setdefault(actor, set()).update(ends)
+            self._held.add(s.endpoint.actor)
 
     def holds(self, e: Endpoint) -> bool:
         """Whether something that cannot end stands at the head of a stream of a rank."""
-        return e.actor in self._behind
+        return e.actor in self._held
 
-    def only_behind(self, e: Endpoint, own: Endpoint) -> bool:
-        """Whether a rank's streams stand behind another's, at last, and behind no more."""
-        seen = {e.actor}
-        edge, reached = [e.actor], False
+    def only_behind(self, e: Endpoint, own: Endpoint, calls: Collection[int]) -> bool:
+        """Whether a rank's streams stand behind calls of another, at last, and behind no more."""
+        if self.device is None:
+            return False
+        of_node: dict[int, list[Stall]] = {}
+        for s in self.stalls:
+            of_node.setdefault(id(s.node), []).append(s)
+        edge = [s for s in self.stalls if s.endpoint.actor == e.actor]
+        seen = {id(s.node) for s in edge}
+        reached = False
         while edge:
-            at = edge.pop()
-            if at == own.actor:
+            s = edge.pop()
+            if s.endpoint is own and any(p.message and p.idx in calls for p in s.parts):
                 reached = True
                 continue
-            if at in self._lacking:
+            if s.lack.missing or s.lack.gone or s.lack.held or s.lack.fault:
                 return False
-            ahead = self._behind.get(at, set()) - seen
-            seen |= ahead
-            edge += ahead
+            ahead = [h for node in s.lack.behind for h in self.device.heads_before(node)]
+            for head in ahead:
+                if id(head) not in seen:
+                    seen.add(id(head))
+                    edge += of_node.get(id(head), [])
         return reached
 
     # -- the graph -----------------------------------------------------------

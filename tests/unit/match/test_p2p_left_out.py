@@ -98,3 +98,18 @@ def test_both_the_peer_and_the_communicator_cannot_be_wrong() -> None:
             post(c, RECV, (r - 1) % 4, (1.3 if r == 0 else 1.1) + i)
     cover(job.procs, 400)
     assert "wrong_peer" not in [f.details["reason"] for f in analyze_job(job)]
+
+
+def test_who_is_held_behind_another_stream_has_not_gone_past() -> None:
+    """Rank 1 waits for rank 0's send, which stands behind a call that rank 2 has not made."""
+    job = Job()
+    comms = job.world(3)
+    more = {r: comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 2))}
+    for c in (*comms, *more.values()):
+        c.proc.call(c, AR, 1.0)
+    comms[0].proc.call(more[0], AR, 2.0, stream=1)
+    messages.post(comms[0], SEND, 1, 2.1, stream=1)
+    messages.post(comms[1], RECV, 0, 2.1)
+    messages.post(comms[0], RECV, 1, 2.2)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [("rank_alive_but_not_entered", [2])]
