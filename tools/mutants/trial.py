@@ -95,17 +95,42 @@ class Trial:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.collect()
         gc.freeze()
-        seen = self._as_it_is(session.items)
-        self.tests = len(seen)
-        pending, running = list(self.mutants), dict[int, _Running]()
+        self.tests = len(session.items)
+        # Most are missed by the test that missed them the last time: no other has to be run.
+        wanted = {self.missed.get(m.text) for m in self.mutants}
+        left = self._round(self.mutants, [x for x in session.items if x.nodeid in wanted], True)
+        if left:
+            self._round(left, session.items, False)
+        return True
+
+    def _round(
+        self, mutants: list[Mutant], items: list[pytest.Item], remembered: bool
+    ) -> list[Mutant]:
+        """Try mutants; returns those that no test missed.
+
+        ``remembered``: of each only with the test that missed it the last time, and
+        without a result where that passes.
+        """
+        seen = self._as_it_is(items)
+        pending, running, left = list(mutants), dict[int, _Running](), list[Mutant]()
         while pending or running:
             while pending and len(running) < self.jobs:
-                self._start(pending.pop(0), seen, running)
+                mutant = pending.pop(0)
+                tests = self._tests_of(mutant, seen, remembered)
+                if tests or not remembered:
+                    self._start(mutant, tests, running)
+                else:
+                    left.append(mutant)
             if running:
                 pid, status = os.wait()
                 _end_children(pid)
-                self._ended(running.pop(pid), status)
-        return True
+                r = running.pop(pid)
+                if status == 0:
+                    left.append(r.mutant)
+                if status != 0 or not remembered:
+                    self._ended(r, status)
+                shutil.rmtree(r.folder, ignore_errors=True)
+        return left
 
     # -- with all rules ------------------------------------------------------
 
@@ -150,12 +175,16 @@ class Trial:
 
     # -- with one rule less --------------------------------------------------
 
-    def _start(self, mutant: Mutant, seen: list[Seen], running: dict[int, _Running]) -> None:
+    def _tests_of(self, mutant: Mutant, seen: list[Seen], remembered: bool) -> list[Seen]:
+        """The tests that call its function, those first that missed a rule near by."""
+        number, last = self.switches.numbers[mutant.text], self.missed.get(mutant.text)
+        tests = [s for s in seen if s.calls[number] and (not remembered or s.item.nodeid == last)]
+        good = self._good.get(mutant.module, [])
+        tests.sort(key=lambda s: s.item.nodeid not in good)  # stable
+        return tests
+
+    def _start(self, mutant: Mutant, tests: list[Seen], running: dict[int, _Running]) -> None:
         number = self.switches.numbers[mutant.text]
-        last, good = self.missed.get(mutant.text), self._good.get(mutant.module, [])
-        tests = [s for s in seen if s.calls[number]]
-        # Stable: after those that missed this rule, or one near by, the order is as it was.
-        tests.sort(key=lambda s: (s.item.nodeid != last, s.item.nodeid not in good))
         folder = self._folder(str(number))
         pid = os.fork()
         if pid == 0:
@@ -183,7 +212,6 @@ class Trial:
             del good[:-12]
             if os.WIFSIGNALED(status):
                 test += f" ({signal.Signals(os.WTERMSIG(status)).name})"
-        shutil.rmtree(r.folder, ignore_errors=True)
         tried = 0 if not r.tests else i + 1
         result = Result(r.mutant, test, tried, len(r.tests), time.monotonic() - r.began)
         self.results.append(result)
