@@ -24,6 +24,8 @@ MAX_UNJOINED = 4096
 #: So many first calls are remembered with their thread.
 _HEAD = 256
 
+_TRANSFERS = ("ncclSend", "ncclRecv")
+
 
 class Endpoint:
     """State of one endpoint: only what is open is kept."""
@@ -142,12 +144,13 @@ class Endpoint:
         """How many calls are queued in groups that have not ended."""
         return sum(1 for row in self._pending.values() if row.group)
 
-    def inside(self) -> int | None:
-        """Entry time of the oldest call on this communicator that did not return so far."""
+    def inside(self, transfers: bool = True) -> int | None:
+        """Entry of the oldest call on this communicator, or its collectives, that is not back."""
         times = [
             c.t
             for c in self.process.all_inside()
-            if c.comm == self.info.id or (c.group and c.group in self._in_open_end)
+            if (c.comm == self.info.id and (transfers or c.api not in _TRANSFERS))
+            or (c.group and c.group in self._in_open_end)
         ]
         return min(times, default=None)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Actor
+from nccluprobe.match.status import unseen
 from nccluprobe.match.waits import Wait, entry_of
 
 #: Of more waits in a circle than this, the others are not compared.
@@ -70,7 +71,7 @@ def out_of_order(cycle: Iterable[Wait]) -> set[Actor]:
         if not both or not all(_one_thread(a, b) for a, b in both):
             continue
         if all(entry_of(x, a) < entry_of(y, b) for a, b in both):
-            found |= {e.actor for e in x.absent if e.actor in made}
+            found |= {e.actor for e in x.absent if e.actor in made and not unseen(e)}
     return found
 
 
@@ -78,7 +79,8 @@ def _gone_past(w: Wait, x: Wait) -> bool:
     """Whether somebody absent from one wait sits in another, for somebody of the first."""
     made = {e.actor: e for e in w.entered}
     behind = any(y is w for y in x.behind)
-    held = {e.actor for e in x.absent}
+    # Who may have made it, unseen, is not shown to have left it out.
+    held = {e.actor for e in x.absent if not unseen(e)}
     others = [a for a in made if a in held or (behind and _member(x.comm, a) is not None)]
     mine = {e.actor: e for e in w.absent}
     return any(

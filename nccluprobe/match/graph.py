@@ -71,7 +71,8 @@ class Graph:
         for w in sorted(self.waits, key=lambda w: w.order):
             for e in w.entered:
                 self.blockers.setdefault(e.actor, []).append(w)
-                if w.hard or e.inside() is not None:
+                # A send or receive is held by its own peer, not by a collective before it.
+                if w.hard or e.inside(transfers=w.seq is None) is not None:
                     self._hard.setdefault(e.actor, []).append(w)
                 self.endpoint_of.setdefault(e.actor, e)
             for e in (*w.absent, *w.held):

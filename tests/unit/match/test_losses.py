@@ -172,3 +172,23 @@ def test_a_call_that_others_have_gone_past_is_one_too_many(thread: int | None) -
     expected = "skipped_or_extra_call" if thread is None else "collective_all_ranks_stuck"
     assert f.hang_type == expected
     assert [c["rank"] for c in f.named] == ([0] if thread is None else [])
+
+
+@pytest.mark.parametrize(("lost", "named"), [(0, [0]), (1, [])])
+def test_who_may_have_made_the_other_call_is_not_said_to_have_made_one_too_many(
+    lost: int, named: list[int]
+) -> None:
+    """Rank 0 alone makes a call; rank 1 has made two others that lack rank 0, one perhaps not."""
+    job = Job()
+    comms = job.world(4)
+    pair = [c.proc.comm("00000000000000bb", i, 2, 0.0) for i, c in enumerate(comms[:2])]
+    t = steps(pair, 5, start=steps(comms, 5))
+    comms[0].proc.call(comms[0], AR, t)
+    for i in range(2):
+        pair[1].proc.call(pair[1], AR, t + 0.1 + 0.1 * i)
+    for c in comms:
+        c.proc.cover(0.5, t - 0.05, main="syscall", syscall="poll")
+        mine = lost if c is comms[0] else 0
+        c.proc.cover(t + 1, t + 400, main="syscall", syscall="poll", lost_kernel=mine)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [c["rank"] for f in found for c in f.named] == named

@@ -116,3 +116,18 @@ def test_a_half_behind_a_call_that_its_rank_has_not_made(what: str, named: set[i
     assert blamed(found) == named
     reasons = {f.details["reason"] for f in found if f.role == "root_cause"}
     assert ("call_skipped" in reasons) == (what in ("receive", "ahead", "uneven"))
+
+
+def test_a_host_inside_a_send_is_not_held_by_a_collective_that_has_returned() -> None:
+    """Rank 0 sends to rank 2, which stays away; rank 1 waits for rank 0, and it for rank 1."""
+    job = Job()
+    comms = job.world(3)
+    pair = [c.proc.comm("00000000000000bb", i, 2) for i, c in enumerate(comms[:2])]
+    t = steps(pair, 5, start=steps(comms, 5))
+    comms[0].proc.call(comms[0], "ncclAllReduce", t)
+    comms[0].proc.enter(comms[0], "ncclSend", t + 0.1, peer=2)
+    pair[1].proc.enter(pair[1], "ncclAllReduce", t)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert [f.hang_type for f in found if "cycle" in f.details] == []
+    assert blamed(found) == {2}
