@@ -13,6 +13,7 @@ from nccluprobe.match import (
     absence,
     completion,
     device_hang,
+    doubt,
     exits,
     idle,
     inits,
@@ -126,6 +127,7 @@ class Matcher(State):
         current += device_hang.settle(
             waits, current, self.comms.values(), self._context, self.p2p.stalls.device
         )
+        doubt.lower(current, self.comms.values(), self.p2p.sides, self._context)
         self.waits = waits
         self._note_missed(waits)
         self._name(current)

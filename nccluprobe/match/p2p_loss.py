@@ -70,6 +70,24 @@ def _connects(unit: Unit, e: Endpoint) -> bool:
     return first and unit.hard is not None and host_of(e) is Host.INSIDE
 
 
+def hidden(e: Endpoint, side: Side | None) -> int:
+    """How many calls of an endpoint were lost of which nobody knows what they were.
+
+    Without those before the oldest call that is remembered, where others are forgotten.
+    """
+    p = e.process
+    if not p.lost:
+        return 0
+    calls = e.tail.rows()[:, tail.IDX]
+    firsts = [int(calls[0]) if len(calls) >= tail.Tail.KEPT else -1]
+    if side is not None:
+        rows = side.recent()
+        firsts.append(int(rows[0, q.IDX]) if len(rows) >= q.TAIL else -1)
+    after = min(firsts)
+    here = p.losses.after(e.info.id, after) - _of_calls(e, after)
+    return max(0, here) + p.losses.without_place(p.lost, p.through)
+
+
 def guessed(unit: Unit) -> bool:
     """Whether operations of a unit's directions and peers are known by holes only."""
     return any(unit.side.queue(bool(o.op.send), o.op.peer).lost for o in unit.ops)

@@ -1,0 +1,56 @@
+"""How sure it is that a rank does not come, where events were lost.
+
+A rank that is alive and outside NCCL may wait for its device: for a send or receive
+of which the record was lost, or behind one, through the streams of others.  While
+anybody in the job may have made such a call, unseen, it is not shown to be free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from nccluprobe.match.absence import Context
+from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.hosts import may_wait
+from nccluprobe.match.p2p_loss import hidden
+from nccluprobe.match.p2p_pair import At
+from nccluprobe.match.p2p_queue import Side
+
+
+def lower(
+    findings: Iterable[Finding],
+    comms: Iterable[Communicator],
+    sides: Mapping[At, Side],
+    context: Callable[[Communicator], Context],
+) -> None:
+    """Lower the confidence in causes that lost events may stand behind."""
+    causes = [f for f in findings if _may_wait(f)]
+    if not causes:
+        return
+    blind = {
+        context(comm).job
+        for comm in comms
+        if any(hidden(e, _side(e, sides)) for e in comm.endpoints.values())
+    }
+    for f in causes:
+        if f.job in blind:
+            f.details["confidence"] = "reduced"
+
+
+def _side(e: Endpoint, sides: Mapping[At, Side]) -> Side | None:
+    return sides.get((e.info.source, e.info.id))
+
+
+def _may_wait(f: Finding) -> bool:
+    """Whether it blames, as observed, somebody who may only wait for the device."""
+    if f.role != "root_cause" or f.state != "open" or f.details.get("confidence") != "observed":
+        return False
+    pids = {getattr(who, "pid", None) for who in f.culprits}
+    return any(
+        status.get("pid") in pids
+        and status["reason"] == "rank_alive_but_not_entered"
+        and may_wait(status.get("main_thread"), status.get("syscall"))
+        for status in f.details.get("missing_rank_status") or ()
+    )
