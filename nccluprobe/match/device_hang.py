@@ -133,7 +133,8 @@ def _judge(
     everyone = set(signs.idle) | held
     wanted = everyone | (blamed if idle else set())
     hung = _common(wanted, comms)
-    if hung is None and len(idle | held) > 1:
+    in_transfers = all(f.hang_type == "p2p_unmatched" for f in causes)
+    if hung is None and in_transfers and len(idle | held) > 1:
         # Those who are blamed may wait for the others over sends and receives only.
         hung = _common(idle | held, comms)
     if hung is None:
