@@ -118,15 +118,14 @@ class Device:
         nodes: dict[tuple[int, ...], Node] = {}
         nothing: dict[tuple[CommKey, int], list[Endpoint]] = {}
         for comm in self._comms.values():
-            for rank, e in comm.endpoints.items():
-                at = death_of(e)
-                if at is not None:
+            for e in comm.endpoints.values():
+                if (at := death_of(e)) is not None:
                     self._death[id(e)] = at
-                side = sides.get((e.info.source, e.info.id))
-                if side is not None and side.placed:
-                    parts_of_messages(comm, rank, side, size, nodes, most, past)
-                if e.slotted and comm.key not in disputed and rank not in comm.unwatched:
-                    parts_of_calls(comm, rank, e, table, nodes, nothing, most, past)
+        for left in past.ends:
+            comm, e = left.comm, left.endpoint
+            parts_of_messages(left, size, nodes, most)
+            if e.slotted and comm.key not in disputed and left.rank not in comm.unwatched:
+                parts_of_calls(left, table, nodes, nothing, most)
         self.nodes = list(nodes.values())
         self._streams: dict[Stream, deque[Node]] = {}
         for node in sorted(nodes.values(), key=lambda n: (n.t, n.idx)):

@@ -10,6 +10,7 @@ import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
+from nccluprobe.match.device_rounds import NEVER
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.p2p_pair import SMALL as SMALL
@@ -21,8 +22,6 @@ from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import UNKNOWN_CLOCK, ended_abruptly
 from nccluprobe.match.tail import GROUP, IDX, ORD, RC, RC_INSIDE, SIG, STREAM, T
 
-#: Nothing is left.
-NEVER = int(np.iinfo(np.int64).max)
 #: A stream of a process.
 Stream = tuple[Who, int]
 #: Rooted collectives in which the data goes out from the root, and comes in to it.
@@ -77,15 +76,24 @@ class Node:
         return self.heads == len(self.streams)
 
 
-@dataclass
-class Ran:
-    """What has ended: nothing, unless it says so."""
+class Left(NamedTuple):
+    """An endpoint of which operations are left."""
 
-    #: id of an endpoint -> its calls with an ``ord`` below this have ended
-    calls: dict[int, int] = field(default_factory=dict)
-    #: id of a side -> its operations with a ``call_idx`` below this have ended
-    messages: dict[int, int] = field(default_factory=dict)
-    #: How many have not; None: not looked at.
+    comm: Communicator
+    rank: int
+    endpoint: Endpoint
+    #: Its sends and receives, if these have their places.
+    side: Side | None
+    #: Calls with an ``ord``, messages with a ``call_idx`` below this have ended.
+    calls: int = 0
+    messages: int = 0
+
+
+class Ran(NamedTuple):
+    """What has not ended, by endpoint."""
+
+    ends: list[Left]
+    #: How many operations; None: not looked at.
     left: int | None = None
 
 
@@ -156,6 +164,8 @@ def meeting_of(part: Part, table: SignatureTable) -> Meeting:
 
 def death_of(e: Endpoint) -> int | None:
     """When the device's work for an endpoint was taken away."""
+    if e.end is None and e.process.end is None:
+        return None
     times = [e.process.end.t] if e.process.ended and e.process.end is not None else []
     if e.end is not None and e.end.how not in ("destroy", "finalize"):
         times.append(e.end.t)
@@ -205,17 +215,14 @@ def _put(node: Node, part: Part, stream: int) -> None:
 
 
 def parts_of_messages(
-    comm: Communicator,
-    rank: int,
-    side: Side,
+    left: Left,
     size: Callable[[m.Int64], m.Int64],
     nodes: dict[tuple[int, ...], Node],
     most: int,
-    past: Ran,
 ) -> None:
     """Add the newest sends and receives of an endpoint that are left, ``most`` of them."""
-    since = past.messages.get(id(side), 0)
-    if since == NEVER:
+    comm, rank, side, since = left.comm, left.rank, left.side, left.messages
+    if side is None or since == NEVER:
         return
     rows = side.recent()[-most:]
     rows = rows[rows[:, P2P_IDX] >= since]
@@ -235,20 +242,17 @@ def parts_of_messages(
 
 
 def parts_of_calls(
-    comm: Communicator,
-    rank: int,
-    e: Endpoint,
+    left: Left,
     table: SignatureTable,
     nodes: dict[tuple[int, ...], Node],
     nothing: dict[tuple[CommKey, int], list[Endpoint]],
     most: int,
-    past: Ran,
 ) -> None:
     """Add the newest collectives of an endpoint that are left, ``most`` of them.
 
     ``nothing``: slots that it passed with count 0.
     """
-    since = past.calls.get(id(e), 0)
+    comm, rank, e, since = left.comm, left.rank, left.endpoint, left.calls
     if since == NEVER:
         return
     tail = e.tail.rows()

@@ -5,12 +5,13 @@ all of them are of no interest: everybody came.  Here the streams are run in
 columns, in rounds: all that stands at a head and whose partners stand there too
 ends.  What is not plain stays, and all behind it: somebody is inside the call,
 lacks it, had died by then, passed count 0.
+
+What ended long ago is not looked at again: each endpoint keeps how far that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,60 +20,21 @@ from nccluprobe.match import model as m
 from nccluprobe.match import p2p_queue as q
 from nccluprobe.match import tail as c
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.device_ops import NEVER, SMALL, Ran, death_of
-from nccluprobe.match.device_rounds import Bools, Ints, Lists, Rounds
+from nccluprobe.match.device_columns import Ends, Parts, each, gather, numbers, side_of
+from nccluprobe.match.device_ops import SMALL, Left, Ran
+from nccluprobe.match.device_rounds import NEVER, Bools, Ints, Lists, Rounds
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.p2p_pair import At, Channel, is_unplaced
 from nccluprobe.match.p2p_queue import Side
-from nccluprobe.match.process import Who
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.enums import IN_PROGRESS
 
 #: Fewer endpoints are run without this.
 _FEW = 64
-#: About so many operations are looked at.
-_MOST = 1 << 20
-
-
-@dataclass
-class _Ends:
-    """What is gathered of endpoints; the columns of the parts."""
-
-    endpoints: list[Endpoint] = field(default_factory=list)
-    sides: list[Side | None] = field(default_factory=list)
-    comm: list[int] = field(default_factory=list)
-    who: list[int] = field(default_factory=list)
-    calls: list[Ints] = field(default_factory=list)
-    calls_of: list[int] = field(default_factory=list)
-    messages: list[Ints] = field(default_factory=list)
-    messages_of: list[int] = field(default_factory=list)
-    #: Of communicators: slots that all have entered, oldest end less a margin, zeros are dropped.
-    entered: list[int] = field(default_factory=list)
-    limit: list[int] = field(default_factory=list)
-    drops: list[bool] = field(default_factory=list)
-    #: When work of a process was taken away first.
-    deaths: dict[Who, int] = field(default_factory=dict)
-
-
-@dataclass
-class _Parts:
-    """One row per operation of an endpoint, in the order in which ``device`` adds them."""
-
-    end: Ints
-    call: Bools
-    place: Ints  # ord of a call, call_idx of a message
-    t: Ints
-    idx: Ints
-    group: Ints
-    stream: Ints
-    meeting: Ints
-    free: Bools  # needs nobody
-    barred: Bools  # does not begin
-
-    def take(self, at: Ints) -> _Parts:
-        return _Parts(**{name: column[at] for name, column in vars(self).items()})
+#: What ended so long before all that is known stays so: a death is told by then.
+_SURE = 3 * SECOND
 
 
 def ran(
@@ -86,109 +48,81 @@ def ran(
     """What of the newest operations of these communicators has surely ended."""
     all_comms = list(comms)
     if sum(len(comm.endpoints) for comm in all_comms) < _FEW:
-        return Ran()
-    ends = _gather(all_comms, sides, disputed)
-    made = [
-        _calls(ends, table),
-        _messages(ends, all_comms, sides, size, faults),
-    ]
-    blocked = np.concatenate([b for _, b in made])
-    rows = [p for p, _ in made]
-    rows[1].meeting += len(made[0][1])
-    joined = _Parts(**{n: np.concatenate([getattr(r, n) for r in rows]) for n in vars(rows[0])})
+        return Ran(
+            [Left(x, r, e, side_of(e, sides)) for x in all_comms for r, e in x.endpoints.items()]
+        )
+    ends = gather(all_comms, sides, disputed)
+    calls, blocked = _calls(ends, table)
+    messages, blocked_messages = _messages(ends, all_comms, sides, size, faults)
+    messages.meeting += len(blocked)
+    joined = _joined(calls, messages, len(ends.endpoints))
     if not len(joined.end):
-        return Ran()
-    minor = np.where(joined.call, -joined.place, joined.place)
-    joined = joined.take(np.lexsort((minor, joined.call, joined.end)))
-    done = _run(joined, ends, blocked)
-    return _told(joined, ends, done)
+        return _told(joined, ends, np.empty(0, np.int64), keep=False)
+    over = _run(joined, ends, np.concatenate((blocked, blocked_messages)))
+    return _told(joined, ends, over, keep=not (faults or disputed))
 
 
-def _told(parts: _Parts, ends: _Ends, done: Bools) -> Ran:
-    found = Ran(left=int((~done).sum()))
-    n = len(ends.endpoints)
-    for call in (True, False):
-        first = np.full(n, NEVER)
-        left = ~done & (parts.call == call)
-        np.minimum.at(first, parts.end[left], parts.place[left])
-        for e, side, least in zip(ends.endpoints, ends.sides, first.tolist(), strict=True):
-            if call:
-                found.calls[id(e)] = least
-            elif side is not None:
-                found.messages[id(side)] = least
+def _joined(calls: Parts, messages: Parts, n: int) -> Parts:
+    """The rows by endpoint: its messages, then its calls, the newest first."""
+    n_calls, n_messages = (np.bincount(p.end, minlength=n) for p in (calls, messages))
+    after = np.cumsum(n_calls + n_messages)
+    rank = np.arange(len(messages.end)) - (np.cumsum(n_messages) - n_messages)[messages.end]
+    at_messages = (after - n_calls - n_messages)[messages.end] + rank
+    rank = np.arange(len(calls.end)) - (np.cumsum(n_calls) - n_calls)[calls.end]
+    at_calls = after[calls.end] - 1 - rank
+    columns = {}
+    for name, column in vars(calls).items():
+        joined = columns[name] = np.empty(len(calls.end) + len(messages.end), column.dtype)
+        joined[at_calls] = column
+        joined[at_messages] = getattr(messages, name)
+    return Parts(**columns)
+
+
+def _told(parts: Parts, ends: Ends, over: Ints, keep: bool) -> Ran:
+    """What is left of each endpoint; ``keep``: remember what surely ended long ago.
+
+    ``over``: when each part ended; NEVER.
+    """
+    done = over < NEVER
+    calls, messages = (_least(parts, ends, call, done) for call in (True, False))
+    found = Ran([], int((~done).sum()))
+    for at in np.flatnonzero((calls < NEVER) | (messages < NEVER)).tolist():
+        e = ends.endpoints[at]
+        comm = ends.comms[ends.comm[at]]
+        left = Left(comm, ends.ranks[at], e, ends.sides[at], int(calls[at]), int(messages[at]))
+        found.ends.append(left)
+    if keep:
+        sure = (over < ends.through - _SURE) & parts.closed
+        _remember(ends, *(_least(parts, ends, call, sure).tolist() for call in (True, False)))
     return found
 
 
-# -- gathering -------------------------------------------------------------
+def _least(parts: Parts, ends: Ends, call: bool, done: Bools) -> Ints:
+    """Of each endpoint, the first call or message that is not done."""
+    first = np.full(len(ends.endpoints), NEVER)
+    left = ~done & (parts.call == call)
+    np.minimum.at(first, parts.end[left], parts.place[left])
+    return first
 
 
-def _gather(
-    comms: list[Communicator], sides: Mapping[At, Side], disputed: frozenset[CommKey]
-) -> _Ends:
-    ends = _Ends()
-    who: dict[Who, int] = {}
-    most = max(16, _MOST // max(1, sum(len(comm.endpoints) for comm in comms)))
-    for number, comm in enumerate(comms):
-        entered, limit = NEVER, NEVER
-        for rank, e in comm.endpoints.items():
-            at = len(ends.endpoints)
-            death = death_of(e)
-            if death is not None:
-                limit = min(limit, death - SECOND)
-                ends.deaths[e.process.who] = min(ends.deaths.get(e.process.who, death), death)
-            side = sides.get((e.info.source, e.info.id))
-            if side is not None and not side.placed:
-                side = None
-            ends.endpoints.append(e)
-            ends.sides.append(side)
-            ends.comm.append(number)
-            ends.who.append(who.setdefault(e.process.who, len(who)))
-            if side is not None and len(rows := side.recent()[-most:]):
-                ends.messages.append(rows)
-                ends.messages_of.append(at)
-            if e.slotted and rank not in comm.unwatched:
-                entered = min(entered, e.entered)
-                if comm.key not in disputed and len(rows := e.tail.rows()[-most:]):
-                    ends.calls.append(rows)
-                    ends.calls_of.append(at)
-        ends.entered.append(entered)
-        ends.limit.append(limit)
-        ends.drops.append(comm.discards_zero)
-    return ends
+def _remember(ends: Ends, calls: list[int], messages: list[int]) -> None:
+    """Note what need not be looked at again."""
+    whole = [comm.complete_view for comm in ends.comms]
+    for at in ends.calls_of:
+        e = ends.endpoints[at]
+        if whole[ends.comm[at]] and not e.process.lost:
+            e.tail.over = min(calls[at], e.next_ord)
+    for at in ends.messages_of:
+        side = ends.sides[at]
+        if side is None or not whole[ends.comm[at]] or side.endpoint.process.lost:
+            continue
+        side.over = min(messages[at], ends.pending[at], (side.last_idx or 0) + 1)
 
 
-def _each(tables: list[Ints], of: list[int], width: int) -> tuple[Ints, Ints]:
-    """All rows in one table, and whose each is."""
-    if not tables:
-        return np.empty((0, width), np.int64), np.empty(0, np.int64)
-    return np.concatenate(tables), np.repeat(np.array(of, np.int64), [len(x) for x in tables])
-
-
-def _numbers(*columns: Ints) -> tuple[Ints, Ints]:
-    """Small numbers for the rows of some columns; where each number is found first."""
-    key = np.zeros(len(columns[0]), np.int64)
-    if not len(key):
-        return key, key
-    size = 1
-    for column in columns:
-        low = int(column.min())
-        span = int(column.max()) - low + 1
-        if size * span >= 1 << 62:
-            known, small = np.unique(column, return_inverse=True)
-            low, span, column = 0, len(known), small
-        if size * span >= 1 << 62:
-            known, key = np.unique(key, return_inverse=True)
-            size = len(known)
-        key = key * span + (column - low)
-        size *= span
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
-    return number, first
-
-
-def _moved(order: Ints, end: Ints, of: list[Endpoint], failed: Bools) -> Ints:
+def _moved(order: Ints, end: Ints, ends: Ends, failed: Bools) -> Ints:
     """By how much slots that were left out move each call; marks calls that have no slot."""
     moved = np.zeros(len(order), np.int64)
-    for at, e in enumerate(of):
+    for at, e in ((n, ends.endpoints[n]) for n in ends.calls_of):
         if not e.tail.discarded and not e.tail.gaps:
             continue
         mine = end == at
@@ -198,12 +132,14 @@ def _moved(order: Ints, end: Ints, of: list[Endpoint], failed: Bools) -> Ints:
     return moved
 
 
-def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
-    rows, end = _each(ends.calls, ends.calls_of, 7)
+def _calls(ends: Ends, table: SignatureTable) -> tuple[Parts, Bools]:
+    rows, end = each(ends.calls, ends.calls_of, 7)
     of = ends.endpoints
-    following = np.array([e.next_ord for e in of], np.int64)
-    shift = np.array([e.entered - e.next_ord for e in of], np.int64)
-    over = np.array([e.done or 0 for e in of], np.int64)
+    callers = [of[at] for at in ends.calls_of]
+    facts = [(e.next_ord, e.entered - e.next_ord, e.done or 0) for e in callers]
+    facts_of = np.zeros((3, len(of)), np.int64)
+    facts_of[:, ends.calls_of] = np.array(facts, np.int64).reshape(-1, 3).T
+    following, shift, over = facts_of
     order = np.lexsort((rows[:, c.ORD], end))  # stable: of a call seen twice the newer is last
     order = order[rows[order, c.ORD] < following[end[order]]]
     rows, end = rows[order], end[order]
@@ -213,7 +149,7 @@ def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
     rc = rows[:, c.RC]
     inside = rc == c.RC_INSIDE
     failed = ~np.isin(rc, (0, IN_PROGRESS, m.RC_NONE, c.RC_INSIDE))
-    moved = _moved(rows[:, c.ORD], end, of, failed)
+    moved = _moved(rows[:, c.ORD], end, ends, failed)
     if failed.any():
         total = np.cumsum(failed)
         newest = np.searchsorted(end, end, side="right") - 1
@@ -224,16 +160,16 @@ def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
     keep = ~failed & (slot >= over[end]) & (rows[:, c.SIG] != m.SIG_LOST)
     rows, end, slot, inside = rows[keep], end[keep], slot[keep], inside[keep]
     comm = np.array(ends.comm, np.int64)[end]
-    meeting, first = _numbers(comm, slot)
+    meeting, first = numbers(comm, slot)
     blocked = slot[first] >= np.array(ends.entered, np.int64)[comm[first]]
     if table.any_zero:
         zero = np.fromiter((table.is_zero(s) for s in rows[:, c.SIG].tolist()), bool, len(rows))
-        zero &= np.array(ends.drops, np.bool_)[comm]
+        zero &= np.array([x.discards_zero for x in ends.comms], np.bool_)[comm]
         blocked[meeting[zero]] = True
     barred = inside.copy()
     for at in np.flatnonzero(inside).tolist():
         barred[at] = of[int(end[at])].inside() is not None
-    return _Parts(
+    return Parts(
         end=end,
         call=np.ones(len(rows), np.bool_),
         place=rows[:, c.ORD],
@@ -244,38 +180,48 @@ def _calls(ends: _Ends, table: SignatureTable) -> tuple[_Parts, Bools]:
         meeting=meeting,
         free=np.zeros(len(rows), np.bool_),
         barred=barred,
+        closed=slot < np.array([x.closed for x in ends.comms], np.int64)[comm],
     ), blocked
 
 
 def _messages(
-    ends: _Ends,
+    ends: Ends,
     comms: list[Communicator],
     sides: Mapping[At, Side],
     size: Callable[[m.Int64], m.Int64],
     faults: Mapping[Channel, tuple[int, Finding]],
-) -> tuple[_Parts, Bools]:
-    rows, end = _each(ends.messages, ends.messages_of, q.WIDTH)
+) -> tuple[Parts, Bools]:
+    rows, end = each(ends.messages, ends.messages_of, q.WIDTH)
     comm = np.array(ends.comm, np.int64)[end]
     keep = (rows[:, q.PEER] >= 0) & (
         rows[:, q.PEER] < np.array([x.key.nranks for x in comms], np.int64)[comm]
     )
-    inside = np.zeros(len(rows), np.bool_)
-    for at in ends.messages_of:
+    inside, stop = np.zeros(len(rows), np.bool_), 0
+    for at, mine in zip(ends.messages_of, ends.messages, strict=True):
+        start, stop = stop, stop + len(mine)
         side = ends.sides[at]
-        if side is None or not (side.queued or side.inside_any):
-            continue
-        low, high = np.searchsorted(end, at), np.searchsorted(end, at, side="right")
-        for i in range(int(low), int(high)):
+        assert side is not None
+        left = side.unsettled
+        # They are among the newest.
+        for i in range(stop - 1, start - 1, -1) if left else ():
             op = q.Op(*rows[i].tolist())
-            keep[i] &= not side.is_pending(op)
+            if side.is_pending(op):
+                keep[i] = False
+                ends.pending[at] = min(ends.pending[at], op.idx)
+                left -= 1
             inside[i] = side.is_inside(op)
+            left -= bool(inside[i])
+            if not left:
+                break
+        if left:
+            ends.pending[at] = -1  # older than what is looked at
     rows, end, comm, inside = rows[keep], end[keep], comm[keep], inside[keep]
-    own = np.array([e.comm_rank or 0 for e in ends.endpoints], np.int64)[end]
+    own = np.array(ends.ranks, np.int64)[end]
     send = rows[:, q.SEND] != 0
     peer = rows[:, q.PEER]
     src, dst = np.where(send, own, peer), np.where(send, peer, own)
-    lane, first_of_lane = _numbers(comm, src, dst)
-    meeting, first = _numbers(lane, rows[:, q.ORD])
+    lane, first_of_lane = numbers(comm, src, dst)
+    meeting, first = numbers(lane, rows[:, q.ORD])
     width = size(rows[:, q.SIG])
     free = send & (width >= 0) & (width <= SMALL)
     blocked = np.zeros(len(first), np.bool_)
@@ -299,7 +245,7 @@ def _messages(
                 wrong = (lane == hit) & (rows[:, q.ORD] >= since)
                 blocked[meeting[wrong]] = True
                 free &= ~wrong
-    return _Parts(
+    return Parts(
         end=end,
         call=np.zeros(len(rows), np.bool_),
         place=rows[:, q.IDX],
@@ -310,6 +256,7 @@ def _messages(
         meeting=meeting,
         free=free,
         barred=inside,
+        closed=np.ones(len(rows), np.bool_),
     ), blocked
 
 
@@ -322,12 +269,14 @@ def _answered(other: Endpoint | None, sides: Mapping[At, Side], send: Any, rank:
     return 0 if queue is None else queue.end
 
 
-def _run(p: _Parts, ends: _Ends, blocked: Bools) -> Bools:
-    """Which parts have ended."""
+def _run(p: Parts, ends: Ends, blocked: Bools) -> Ints:
+    """When each part ended; NEVER."""
     n = len(p.end)
-    source = np.array([e.info.source for e in ends.endpoints], np.int64)
     grouped = np.flatnonzero(p.group)
-    group, first = _numbers(source[p.end[grouped]], p.group[grouped])
+    source = np.zeros(len(ends.endpoints), np.int64)
+    for at in np.flatnonzero(np.bincount(p.end[grouped], minlength=len(source))).tolist():
+        source[at] = ends.endpoints[at].info.source
+    group, first = numbers(source[p.end[grouped]], p.group[grouped])
     # An operation by itself is its own node; those of a group are the first one's.
     node = np.arange(n)
     node[grouped] = grouped[first][group]
@@ -338,21 +287,15 @@ def _run(p: _Parts, ends: _Ends, blocked: Bools) -> Bools:
     t, idx = p.t[first].copy(), p.idx[first]
     barred = np.zeros(len(first), np.bool_)
     barred[node[p.barred]] = True
-    at = np.flatnonzero(p.group[first])
-    ends_of = [e.process.groups for e in ends.endpoints]
-    columns = (at, p.end[first[at]], p.group[first[at]])
-    for i, owner, number in zip(*(x.tolist() for x in columns), strict=True):
-        end = ends_of[owner].get(number)
-        if end is not None:
-            t[i] = end.t
-            barred[i] |= end.open
-    own = [ends.deaths.get(e.process.who, NEVER) - SECOND for e in ends.endpoints]
-    limits = np.minimum(np.array(ends.limit, np.int64)[ends.comm], own)[p.end]
+    _take_ends(p, ends, first, t, barred)
     limit = np.full(len(first), NEVER)
-    np.minimum.at(limit, node, limits)
+    if ends.deaths:
+        own = [ends.deaths.get(e.process.who, NEVER) - SECOND for e in ends.endpoints]
+        limits = np.minimum(np.array(ends.limit, np.int64)[ends.comm], own)[p.end]
+        np.minimum.at(limit, node, limits)
     turn = np.empty(len(first), np.int64)
     turn[np.lexsort((first, idx, t))] = np.arange(len(first))
-    stream, _ = _numbers(np.array(ends.who, np.int64)[p.end], np.maximum(p.stream, 0))
+    stream, _ = numbers(np.array(ends.who, np.int64)[p.end], np.maximum(p.stream, 0))
     _, pair = np.unique(node * (int(stream.max()) + 1) + stream, return_index=True)
     by_turn = pair[np.argsort(turn[node[pair]], kind="stable")]
     n_streams = int(stream.max()) + 1
@@ -368,3 +311,17 @@ def _run(p: _Parts, ends: _Ends, blocked: Bools) -> Bools:
         limit=limit,
     )
     return rounds.run(t, blocked)[node]
+
+
+def _take_ends(p: Parts, ends: Ends, first: Ints, t: Ints, barred: Bools) -> None:
+    """A group begins when it ends, as far as that end is still known."""
+    at = np.flatnonzero(p.group[first])
+    owner = p.end[first[at]]
+    groups = [ends.endpoints[n].process.groups for n in owner.tolist()]
+    numbers = p.group[first[at]].tolist()
+    known = [of.get(number) for of, number in zip(groups, numbers, strict=True)]
+    for i, end in zip(at.tolist(), known, strict=True):
+        if end is not None:
+            t[i] = end.t
+            if end.open:
+                barred[i] = True

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+#: The time of what does not end.
+NEVER = int(np.iinfo(np.int64).max)
 #: More rounds than this are not made: few operations are left to each.
 _ROUNDS = 3000
 
@@ -58,14 +60,14 @@ class Rounds:
     barred: Bools
     limit: Ints
 
-    def run(self, t: Ints, blocked: Bools) -> Bools:
-        """Which nodes have ended; ``t``: when each was called, ``blocked``: of meetings."""
+    def run(self, t: Ints, blocked: Bools) -> Ints:
+        """When each node ended (NEVER); ``t``: when it was called, ``blocked``: of meetings."""
         missing = self.members.n + blocked
         met = np.zeros(len(blocked), np.int64)
         lacks = np.bincount(self.node, weights=~self.free, minlength=len(t)).astype(np.int64)
         need = self.streams.n.copy()
         begin, begun = t.copy(), np.zeros(len(t), np.bool_)
-        done = np.zeros(len(t), np.bool_)
+        over = np.full(len(t), NEVER)
         at = self.queues.start.copy()
         stop = self.queues.start + self.queues.n
         heads = self.queues.value[at]
@@ -93,7 +95,7 @@ class Rounds:
                 np.maximum(end_t, np.maximum.reduceat(until, np.cumsum(count) - count), out=end_t)
             fine = end_t <= self.limit[ready]
             ready, end_t = ready[fine], end_t[fine]
-            done[ready] = True
+            over[ready] = end_t
             go, count = self.streams.of(ready)
             at[go] += 1
             end_t = np.repeat(end_t, count)
@@ -101,4 +103,4 @@ class Rounds:
             go, end_t = go[more], end_t[more]
             heads = self.queues.value[at[go]]
             np.maximum.at(begin, heads, end_t)
-        return done
+        return over

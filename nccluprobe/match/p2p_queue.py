@@ -52,6 +52,8 @@ class Side:
         self.newest: dict[Lane, tuple[int, int]] = {}
         #: Newest operations in order of the program, in parts.
         self.tail: deque[Table] = deque()
+        #: Operations with a ``call_idx`` below this have surely ended on their devices.
+        self.over = 0
         #: Lanes with new rows.
         self.fresh: dict[Lane, None] = {}
         self._next: dict[Lane, int] = {}
@@ -73,9 +75,10 @@ class Side:
         return op.ord in self._inside.get((bool(op.send), op.peer), ())
 
     @property
-    def inside_any(self) -> bool:
-        """Whether the call of any operation has not returned."""
-        return bool(self._inside)
+    def unsettled(self) -> int:
+        """How many have not taken effect, and how many have not returned."""
+        known = (*self._pending.values(), *self._inside.values())
+        return sum(map(len, known)) if known else 0
 
     def hole(self, lane: Lane) -> bool:
         """Whether an operation is known by one after it only, and may still be told."""

@@ -21,13 +21,15 @@ class Tail:
 
     KEPT = 64
 
-    __slots__ = ("_end", "_table", "discarded", "gaps")
+    __slots__ = ("_end", "_table", "discarded", "gaps", "over")
 
     def __init__(self) -> None:
         #: Ordinals of calls that were taken out of the slots: NCCL did not run them.
         self.discarded: set[int] = set()
         #: ord of a call -> so many slots before it were left out.
         self.gaps: dict[int, int] = {}
+        #: Calls with an ``ord`` below this have surely ended on their devices.
+        self.over = 0
         self._table: NDArray[np.int64] = np.empty((_FEW, _WIDTH), np.int64)
         self._end = 0
 

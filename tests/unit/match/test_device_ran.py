@@ -11,12 +11,13 @@ from support.tracegen import Job
 
 from nccluprobe.match import device, device_ran
 from nccluprobe.match.device_ops import Ran
+from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.signature import SignatureTable
 
 AR, SEND, RECV = "ncclAllReduce", "ncclSend", "ncclRecv"
 
 
-def job_with(seed: int) -> Job:
+def job_with(seed: int, every: float = 20.0) -> Job:
     """Two communicators, rings of sends and receives; one rank stops, dies or swaps two calls."""
     rng = random.Random(seed)
     n, steps, fault = rng.randint(3, 6), rng.randint(8, 24), rng.choice(("stop", "swap", "end"))
@@ -41,7 +42,7 @@ def job_with(seed: int) -> Job:
                 pair.reverse()
             for i, (c, stream) in enumerate(pair):
                 c.proc.call(c, AR, t + 0.3 * i, stream=stream)
-    cover(job.procs, steps + 400.0, step=20.0)
+    cover(job.procs, steps + 20 * every, step=every)
     return job
 
 
@@ -91,7 +92,44 @@ def test_nothing_is_left_of_a_job_in_which_all_came() -> None:
         matcher.comms.values(), p2p.sides, p2p.pairs.wires.size, {}, matcher.table, frozenset()
     )
     assert found.left == 0
-    assert len(found.calls) == 64
+    assert not found.ends
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_ended_long_ago_is_left_out_of_later_runs_and_changes_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that is judged while it goes on, every 2 s."""
+    looked_at: list[int] = []
+
+    def noted(parts: Any, *rest: Any) -> Any:
+        looked_at.append(len(parts.end))
+        return run(parts, *rest)
+
+    run, sure = device_ran._run, device_ran._SURE
+    monkeypatch.setattr(device_ran, "_FEW", 0)
+    monkeypatch.setattr(device_ran, "_run", noted)
+    found = {}
+    for margin in (1 << 60, sure):  # nothing is remembered; as it is
+        monkeypatch.setattr(device_ran, "_SURE", margin)
+        looked_at.clear()
+        found[margin] = [*follow(job_with(seed, every=2.0)), tuple(looked_at)]
+    (*whole, all_rows), (*short, fewer_rows) = found.values()
+    assert short == whole
+    assert len(all_rows) > 10
+    assert sum(fewer_rows) < sum(all_rows)
+
+
+def follow(job: Job) -> list[Any]:
+    """What every scan finds, all of which run the devices."""
+    run, found = Run(job, Options(missing_after=2 * SECOND)), list[Any]()
+    for t in range(2, 60, 2):
+        run.until(t + 0.1)
+        found.append([(f.hang_type, f.role, f.state, f.culprits) for f in run.scan()])
+        matcher = run.analysis.matcher
+        stalls = matcher.p2p.run_devices(matcher.comms, matcher._context, matcher.waits)
+        found.append([(s.endpoint.comm_rank, s.node.idx) for s in stalls.stalls])
+    return found
 
 
 def test_calls_as_written_are_not_remembered_for_ever() -> None:
