@@ -59,11 +59,12 @@ def _spare(f: Finding, held: list[Endpoint], members: list[Endpoint], state: Sta
     """Blame nobody where a full queue of who is held explains it."""
     queued = Queued(state.of_source, state.p2p.sides)
     others = [e for e in members if all(e is not x for x in held)]
-    if f.culprits and all(queued.may_be_full(e, others) for e in held):
+    full = [e for e in held if f.culprits and queued.may_be_full(e, others)]
+    if full:  # of several that are held in one call, one explains the others
         f.culprits = ()
         f.details["summary"] += (
-            " Its queue may be full, as it has called most: then something that all have "
-            "queued does not end on the device."
+            f" The queue of {named(full)} may be full, as it has called most: then something "
+            f"that all have queued does not end on the device."
         )
 
 

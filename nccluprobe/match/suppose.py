@@ -51,7 +51,10 @@ class Supposed:
             awaited = p2p.awaited(comm, e)
             missing = min(behind(comm, e), losses.after(e.info.id, _last(e)))
             if sum(awaited.values()) + missing > here and awaited and missing:
-                continue  # which of them it is, nobody knows
+                # It has come as far as all have who are ahead, or nobody knows how far.
+                missing = min(missing, least_behind(comm, e))
+                if sum(awaited.values()) + missing > here:
+                    continue
             if awaited and sum(awaited.values()) <= here:
                 p2p.suppose(e, awaited, losses.newest(e.info.id))
                 transfers = True

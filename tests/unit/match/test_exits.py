@@ -144,6 +144,21 @@ def test_only_what_has_returned_stands_in_a_queue_and_a_group_as_one(other: str)
     assert blamed(found) == ({2} if other == "not held" else set())
 
 
+@pytest.mark.parametrize("more", [0, 20])
+def test_of_several_that_are_held_one_full_queue_explains_all(more: int) -> None:
+    job = Job()
+    comms = job.world(6)
+    t = steps(comms, 5)
+    hash_ = "00000000000000bb"
+    pair = [job.procs[2].comm(hash_, 0, 2), job.proc(6).comm(hash_, 1, 2)]
+    steps(pair, more, start=t, step=0.01)
+    last_call(comms, t + 1, inside=(2, 3))
+    cover(job.procs, t + 400)
+    (f,) = (f for f in analyze_job(job) if f.details["reason"] == "call_not_returned")
+    assert blamed([f]) == (set() if more else {2, 3})
+    assert ("The queue of rank 2 may be full" in f.details["summary"]) == bool(more)
+
+
 def test_a_rank_inside_and_waiting_elsewhere_keeps_its_absence() -> None:
     job = Job()
     comms = job.world(3)

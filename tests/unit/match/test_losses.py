@@ -192,3 +192,23 @@ def test_who_may_have_made_the_other_call_is_not_said_to_have_made_one_too_many(
         c.proc.cover(t + 1, t + 400, main="syscall", syscall="poll", lost_kernel=mine)
     found = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert [c["rank"] for f in found for c in f.named] == named
+
+
+def test_known_holes_are_the_calls_that_all_who_are_ahead_have_made() -> None:
+    """Rank 1 has lost two calls; a message and two collectives lack it, ranks 2 and 3 made one."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.call(c, AR, t, lost=c is comms[1])
+    comms[1].proc.call(comms[1], "ncclSend", t + 0.1, peer=0, lost=True)
+    comms[0].proc.call(comms[0], "ncclRecv", t + 0.1, peer=1)
+    comms[1].proc.call(comms[1], "ncclSend", t + 0.2, peer=3)
+    comms[3].proc.call(comms[3], "ncclRecv", t + 0.2, peer=1)
+    comms[0].proc.call(comms[0], AR, t + 1)
+    for c in comms:
+        c.proc.cover(0.5, t + 400, lost_kernel=2 * int(c is comms[1]))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert [f.hang_type for f in found] == ["collective_all_ranks_stuck"]
+    (stuck,) = found
+    assert stuck.details["entered_comm_ranks"] == [1, 2, 3]
