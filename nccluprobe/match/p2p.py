@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from nccluprobe.match import device_ran
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
@@ -245,6 +246,18 @@ class P2P:
             # Who crashed may have done so in a call that all have made.
             crashed = any(crashed_at(e) is not None for c in mine for e in c.endpoints.values())
             if not (crashed or self._somebody_quiet()):
+                if any(
+                    2 * (context(w.comm).now - w.first) > self.options.missing_after for w in known
+                ):
+                    # So that little is left to do when the limit is over.
+                    device_ran.ran(
+                        mine,
+                        self.sides,
+                        self.pairs.wires.size,
+                        self.faults.at,
+                        self.table,
+                        disputed,
+                    )
                 return Stalls()
             # A send or receive without its partner may stand behind any other call.
             if not (crashed or self.pairs.open):
