@@ -118,9 +118,10 @@ def _judge(
     blamed: set[Hashable] = {who for f in causes for who in f.culprits}
     if any(_is_away(e.process, e) for who in blamed for e in ends.get(who, ())[:1]):
         return None
-    waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered}
+    waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered if not w.over}
     waiting |= {who for f in findings if f.hang_type.startswith("comm_init") for who in f.waiters}
-    signs = _signs(ends, waiting, context(comms[0]), device)
+    came = Counter(e.process.who for w in waits if w.over for e in w.absent)
+    signs = _signs(ends, waiting, came, context(comms[0]), device)
     idle = set(signs.idle) - blamed
     # Of a rank that is outside NCCL the others' kernels may have filled their queues.
     inside = all(ends[who][0].process.inside_now() for who in blamed if who in ends)
@@ -153,6 +154,7 @@ def _is_away(p: Process, e: Endpoint) -> bool:
 def _signs(
     ends: dict[Hashable, list[Endpoint]],
     waiting: set[Hashable],
+    came: Counter[Hashable],
     ctx: Context,
     device: Device | None,
 ) -> Signs:
@@ -174,7 +176,8 @@ def _signs(
         call = p.inside_now()
         if call is not None and call.api not in BLOCKING:
             continue
-        if who not in waiting and not _may_wait_unseen(mine) and not _all_complete(mine):
+        unsure = _may_wait_unseen(mine, came[who])
+        if who not in waiting and not unsure and not _all_complete(mine):
             found.idle[who] = mine
         if call is not None and queues is not None and queues.is_held(who):
             found.held[who] = mine
@@ -188,12 +191,14 @@ def _all_complete(mine: list[Endpoint]) -> bool:
     )
 
 
-def _may_wait_unseen(mine: list[Endpoint]) -> bool:
-    """Whether a process may have made a call, unseen, that lacks somebody."""
+def _may_wait_unseen(mine: list[Endpoint], came: int) -> bool:
+    """Whether a process may have made a call, unseen, that lacks somebody.
+
+    ``came``: in so many unseen calls nobody is lacked any more.
+    """
     p = mine[0].process
-    return bool(p.lost) and (
-        p.losses.without_place(p.lost, p.through) > 0 or any(map(unseen, mine))
-    )
+    lost = p.losses.without_place(p.lost, p.through) if p.lost else 0
+    return max(lost, *map(unseen, mine)) > came
 
 
 class _Queues:

@@ -78,6 +78,8 @@ class Graph:
             for e in (*w.absent, *w.held):
                 self.endpoint_of.setdefault(e.actor, e)
         self._solve()
+        for w in self.waits:
+            w.over = self._over(w)
 
     # -- edges -------------------------------------------------------------
 

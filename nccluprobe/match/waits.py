@@ -50,6 +50,8 @@ class Wait:
     behind: list[Wait] = field(default_factory=list)
     #: Whoever is absent may have come: events of theirs were lost.
     weak: bool = False
+    #: They have: what else is seen leaves nothing else.
+    over: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
     held: list[Endpoint] = field(default_factory=list)
     #: Of the absent: who has left it out, and gone on.

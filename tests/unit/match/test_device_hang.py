@@ -154,3 +154,18 @@ def test_two_silent_ranks_excuse_one_that_meets_others_in_sends_and_receives_onl
     assert causes(found) == {("collective_all_ranks_stuck", ())}
     (stuck,) = [f for f in found if f.role == "root_cause"]
     assert stuck.comm_uid_hash == "00000000000000bb"
+
+
+def test_who_waits_only_for_one_that_has_come_unseen_is_silent_as_well() -> None:
+    """Ranks 2 and 3 lack only a call that rank 1 must have made, as it waits for rank 0."""
+    job = Job()
+    comms = job.world(4)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    for c in comms:
+        c.proc.call(c, AR, t, lost=c is comms[1])
+    first[1].proc.call(first[1], AR, t + 0.1)
+    cover([p for p in job.procs if p.rank != 1], t + 400)
+    job.procs[1].cover(0.5, t - 0.5)
+    job.procs[1].cover(t + 1, t + 400, lost_kernel=1)
+    assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
