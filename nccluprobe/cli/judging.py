@@ -33,7 +33,7 @@ _PASSES = 4
 #: at every 700th costs a tenth of the time.
 COLLECT_AT = 100_000
 
-#: All files are read at least so often, s.
+#: All files are read to their ends when they were not for so long, s.
 _STALE_S = 2.0
 
 
@@ -54,11 +54,14 @@ class Session:
         self.heartbeats = HeartbeatReader()
         self._declared: set[int] = set()  # sources whose phases come from files
         self._live = self._stopped = False
-        self._whole = self._takes = 0.0  # when all was read last, and how long that took, s
+        self._whole = 0.0  # when all was read last, s
         gc.set_threshold(COLLECT_AT, 50, 50)
 
-    def read(self, only: Collection[int] | None = None) -> bool:
-        """Everything there is to read now (``only``: of these sources); whether there was any."""
+    def read(self, only: Collection[int] | None = None, until: int | None = None) -> bool:
+        """Everything there is to read now (``only``: of these sources); whether there was any.
+
+        ``until``: not beyond this moment, unix ns.
+        """
         self.reader.discover()
         self.analysis.open(self.reader.names())
         something = False
@@ -68,6 +71,8 @@ class Session:
             through = self.analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
             self.reader.at_time(c.source, through)
             something = something or bool(c.data)
+            if until is not None and time.time_ns() >= until:
+                break
         return something
 
     def declare(self) -> None:
@@ -123,7 +128,7 @@ class Session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         began = heard = time.monotonic()
-        next_scan = began
+        next_scan, takes = began, 0
         due: Due | None = None
         self.read()
         self._import()
@@ -132,10 +137,13 @@ class Session:
             if self._catch_up(due):
                 heard = now
             clock = time.time_ns()
-            if now >= next_scan or (due is not None and clock >= due.at):
+            left = None if due is None else due.at - clock
+            # No limit shall pass while a scan goes on that came just before it.
+            if now >= next_scan if left is None or left > takes else left <= 0:
                 next_scan = now + SCAN_S
                 self.declare()
                 self._emit(self.analysis.scan(clock), writer)
+                takes = time.time_ns() - clock
                 due = self._due(clock)
                 writer.mark()
             if duration is not None and now - began >= duration:
@@ -164,18 +172,19 @@ class Session:
         return None if due is None else replace(due, at=max(due.at, now + pause))
 
     def _catch_up(self, due: Due | None) -> bool:
-        """Read; where a limit is over before all can be read, what it depends on; whether any.
+        """Read; when a limit is over, what it depends on first; whether there was any.
 
         Thousands of files take a second, and nobody shall wait for that as well.
         """
-        began = time.monotonic()
-        if due is not None and _until(due) < self._takes and began - self._whole < _STALE_S:
-            time.sleep(_until(due))
-            return self.read(due.sources)
-        something = self.read()
-        self._whole = time.monotonic()
-        self._takes = self._whole - began
-        return something
+        if due is None or time.monotonic() - self._whole >= _STALE_S:
+            something = self.read()
+            self._whole = time.monotonic()
+            return something
+        something = _until(due) > 0 and self.read(until=due.at)
+        if _until(due) > 0:
+            self._whole = time.monotonic()
+            return something
+        return self.read(due.sources) or something
 
     def _emit(self, findings: list[Finding], writer: FindingWriter) -> None:
         try:

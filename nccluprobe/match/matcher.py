@@ -29,7 +29,7 @@ from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.held import held
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
-from nccluprobe.match.options import Options
+from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.order import Orders
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
@@ -41,6 +41,9 @@ from nccluprobe.match.suppose import SURE, Supposed, explains
 from nccluprobe.match.temper import temper
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import explain_zeros
+
+#: Limits that pass within this time are judged in one scan, ns.
+_TOGETHER = SECOND // 4
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,9 @@ class Matcher(State):
         times = [(t, w) for w in self.waits for n in limits if (t := w.first + n) > now]
         if not times:
             return None
-        at = min(t for t, _ in times)
-        absent = (e for t, w in times if t == at for e in w.absent)
+        first = min(t for t, _ in times)
+        at = max(t for t, _ in times if t - first <= _TOGETHER)
+        absent = (e for t, w in times if t <= at for e in w.absent)
         return Due(at, frozenset(e.process.source for e in absent))
 
     def forget_signatures(self) -> None:

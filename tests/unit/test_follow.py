@@ -76,20 +76,62 @@ def test_limits_that_pass_one_after_another_leave_time_between_scans(
         assert due.at - time.time_ns() > (max(took, 0.25) - 0.1) * S
 
 
-def test_near_a_limit_only_what_it_depends_on_is_read(
+def test_when_a_limit_is_over_what_it_depends_on_is_read_first(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a read of all ends there, unless that was not done for long."""
     read: list[object] = []
-    monkeypatch.setattr(session, "read", lambda only=None: bool(read.append(only)))
+
+    def slowly(only: object = None, until: int | None = None) -> bool:
+        read.append(only if until is None else until)
+        while until is not None and until == soon.at and time.time_ns() < until:
+            time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr(session, "read", slowly)
     soon = Due(time.time_ns() + S // 20, frozenset({3}))
-    session._catch_up(soon)  # how long a whole read takes is not known
-    session._takes = 1.0
+    later = Due(time.time_ns() + 100 * S, frozenset({3}))
+    session._catch_up(soon)  # nothing was read so far
+    session._catch_up(later)
+    session._catch_up(soon)  # is over while all is read
     session._catch_up(soon)
-    assert time.time_ns() >= soon.at
-    session._catch_up(Due(time.time_ns() + 100 * S, frozenset({3})))
-    session._takes, session._whole = 1.0, time.monotonic() - 60
-    session._catch_up(soon)  # all has not been read for long
-    assert read == [None, {3}, None, None]
+    session._whole = time.monotonic() - 60
+    session._catch_up(soon)
+    assert read == [None, later.at, soon.at, {3}, {3}, None]
+
+
+def test_a_read_ends_at_a_limit_and_goes_on_where_it_was(session: Session) -> None:
+    lines = session.analysis.decoder.counts
+    assert session.read(until=time.time_ns())
+    one = lines.lines
+    assert session.read(until=time.time_ns() + 100 * S)
+    assert 0 < one < lines.lines
+    whole = lines.lines
+    assert not session.read()
+    assert lines.lines == whole
+
+
+def test_no_scan_begins_just_before_a_limit(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take longer than what is left: the scan of the limit waited for it."""
+    scans: list[int] = []
+
+    def scan(now: int) -> list[object]:
+        scans.append(now)
+        time.sleep(0.4)
+        return []
+
+    limit = time.time_ns() + round(1.3 * S)
+    monkeypatch.setattr(session.analysis, "scan", scan)
+    monkeypatch.setattr(
+        session, "_due", lambda began: Due(limit, frozenset({3})) if began < limit else None
+    )
+    with FindingWriter(tmp_path) as writer:
+        session.follow(writer, 1.5, None)
+    first, at_limit, *_ = scans
+    assert first < limit - S
+    assert limit <= at_limit < limit + S // 5
 
 
 def test_a_read_of_some_sources(session: Session) -> None:

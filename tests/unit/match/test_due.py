@@ -24,6 +24,28 @@ def test_the_next_limit_of_an_open_wait() -> None:
         assert run.analysis.due(now) == expected, after
 
 
+def test_limits_close_together_are_one() -> None:
+    job = Job()
+    one = job.world(4)
+    other, third = (
+        [c.proc.comm(f"{n:016x}", r, 4) for r, c in enumerate(one)] for n in (0xAB, 0xCD)
+    )
+    t = 1.0
+    for c in (*one, *other, *third):
+        c.proc.call(c, "ncclAllReduce", t)
+    for comms, at, absent in ((one, 2.0, 3), (other, 2.2, 2), (third, 2.4, 1)):
+        for r, c in enumerate(comms):
+            if r != absent:
+                c.proc.call(c, "ncclAllReduce", at)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    run.scan(unix(10))
+    assert run.analysis.due(unix(10)) == Due(unix(62.2), frozenset({2, 3}))
+    run.scan(unix(62.3))
+    assert run.analysis.due(unix(62.3)) == Due(unix(62.4), frozenset({1}))
+
+
 def test_nobody_waits_and_nothing_is_due() -> None:
     job = Job()
     cover(job.procs, steps(job.world(4), 42) + 100)
