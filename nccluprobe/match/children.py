@@ -137,7 +137,7 @@ class Children:
         for at, place in found.items():
             if place is not None:
                 e = self.waiting.pop(at)
-                e.info = replace(e.info, comm_rank=place[0], nranks=place[1])
+                e.tell(replace(e.info, comm_rank=place[0], nranks=place[1]))
                 join(at, e)
 
     def _rank_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from nccluprobe.match import model as m
-from nccluprobe.match.align import AMBIGUOUS, Alignment
+from nccluprobe.match.align import ALIGNED, AMBIGUOUS, EXACT, UNKNOWN, Alignment
 from nccluprobe.match.columns import Columns, Row
 from nccluprobe.match.process import Actor, Process
 from nccluprobe.match.tail import Tail
@@ -33,6 +33,8 @@ class Endpoint:
     def __init__(self, process: Process, info: m.CommInfo) -> None:
         self.process = process
         self.info = info
+        #: Whether its calls have a place among those of the others: asked many times a scan.
+        self.slotted = False
         self.rows = Columns()
         self.end: m.CommEnd | None = None
         #: Entered calls that were dropped from ``rows``, plus the base.
@@ -67,6 +69,15 @@ class Endpoint:
         self._inside: dict[int, int] = {}  # ord -> t of calls known by an enter line only
         #: group whose end is in flight -> ordinals of its calls in the queue
         self._in_open_end: dict[int, list[int]] = {}
+        self._note_place()
+
+    def tell(self, info: m.CommInfo) -> None:
+        """More is known of its communicator."""
+        self.info = info
+        self._note_place()
+
+    def _note_place(self) -> None:
+        self.slotted = self.base != UNKNOWN
 
     @property
     def comm_rank(self) -> int | None:
@@ -87,27 +98,15 @@ class Endpoint:
     def base(self) -> str:
         """How sure the slot numbers are: exact, aligned or unknown."""
         if self.broken:
-            return "unknown"
-        if self.info.from_start:
-            return "exact"
-        if self.info.base is not None:
-            return "aligned"
-        return "unknown" if self.placement is None else self.placement.base
+            return UNKNOWN
+        if not self.late:
+            return EXACT if self.info.from_start else ALIGNED
+        return UNKNOWN if self.placement is None else self.placement.base
 
     @property
     def late(self) -> bool:
         """Whether its place among the others has to be found."""
         return not self.info.from_start and self.info.base is None
-
-    @property
-    def slotted(self) -> bool:
-        """Whether its calls have a place among those of the others."""
-        # The hottest question of a scan: `late` is spelt out.
-        if self.broken:
-            return False
-        if self.info.base is not None or self.info.from_start:
-            return True
-        return self.placement is not None and self.placement.shift is not None
 
     @property
     def guessed(self) -> bool:
@@ -121,7 +120,12 @@ class Endpoint:
         elif self.first_slot is not None:
             self.first_slot += slot - self.dropped
         self.dropped = slot
+        self.place_by(placement)
+
+    def place_by(self, placement: Alignment) -> None:
+        """Take what a comparison with the others told of its place, though the slots stay."""
         self.placement = placement
+        self._note_place()
 
     @property
     def before_sure(self) -> bool:
@@ -317,10 +321,7 @@ class Endpoint:
     # -- holes -------------------------------------------------------------
 
     def covered(self, through: int) -> int:
-        """Everything that entered before ``through`` is known: holes are losses.
-
-        Returns the number of lost calls found.
-        """
+        """Everything that entered before ``through`` is known: holes are losses; their number."""
         found = 0
         self.drain()
         while self._pending and self.next_ord not in self._pending:
@@ -337,16 +338,13 @@ class Endpoint:
                 continue
             if n > _MAX_HOLE:
                 self.broken = True
+                self._note_place()
                 self._pending.clear()
                 return found
             t = self._pending[first].t
-            minus = np.full(n, -1, np.int64)
-            self.rows.extend(
-                np.full(n, m.SIG_LOST, np.int32),
-                np.full(n, t, np.int64),
-                minus,
-                np.arange(self.next_ord, first, dtype=np.int64),
-            )
+            lost, times = np.full(n, m.SIG_LOST, np.int32), np.full(n, t, np.int64)
+            orders = np.arange(self.next_ord, first, dtype=np.int64)
+            self.rows.extend(lost, times, np.full(n, -1, np.int64), orders)
             self.next_ord = first
             self.drain()
         self.lost += found

@@ -149,7 +149,7 @@ def _place(
         return
     if found.shift is None or found.base == UNKNOWN:
         if before is None:
-            e.placement = Alignment(None, UNKNOWN, found.why)
+            e.place_by(Alignment(None, UNKNOWN, found.why))
         return
     slot = model.dropped + found.shift
     if slot < 0:
@@ -158,7 +158,7 @@ def _place(
     e.placed(slot, found)
     if found.base == EXACT and model is comm.reference:
         why = "counters agree with those of others"
-        model.placement = Alignment(0, EXACT, why)
+        model.place_by(Alignment(0, EXACT, why))
     if not comm.begun and slot < comm.closed:
         # It came before the reference: its calls are compared with whom they can be.
         comm.closed = slot

@@ -55,6 +55,8 @@ class Process:
     source: int
     name: str
     info: m.ProcessInfo | None = None
+    #: The process itself: two tracers of one process give the same.
+    who: Who = field(init=False)
     bound: int | None = None
     coverage: m.Coverage | None = None
     #: Since when its main thread is in the state that coverage tells.
@@ -91,6 +93,14 @@ class Process:
     _loss_t: list[int] = field(default_factory=list)
     _loss_n: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.who = self.source if self.info is None else self.info.key
+
+    def tell(self, info: m.ProcessInfo) -> None:
+        """It is known which process it is."""
+        self.info = info
+        self.who = info.key
+
     @property
     def through(self) -> int:
         """Every call that entered before this is known, or counted as lost."""
@@ -111,11 +121,6 @@ class Process:
     def boot_id(self) -> str:
         """Boot of its host: times of one boot compare exactly."""
         return self.info.key.boot_id if self.info else ""
-
-    @property
-    def who(self) -> Who:
-        """The process itself: two tracers of one process give the same."""
-        return self.info.key if self.info else self.source
 
     @property
     def ended(self) -> bool:

@@ -104,7 +104,7 @@ class State:
         process.trim_groups(queued)
 
     def _process(self, info: m.ProcessInfo) -> None:
-        self._of(info.source).info = info
+        self._of(info.source).tell(info)
         self.jobs.add(info.source, None, 0)
 
     def _clock(self, c: m.ClockState) -> None:
@@ -122,7 +122,7 @@ class State:
             known = endpoint.info
             if info.comm_rank is None and known.comm_rank is not None:
                 info = replace(info, comm_rank=known.comm_rank, nranks=known.nranks)
-            endpoint.info = info
+            endpoint.tell(info)
             if endpoint.before is None and not endpoint.next_ord:
                 endpoint.before = info.seqs
         if at not in self._home:
