@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.p2p_habit import odd_one
+from nccluprobe.match.p2p_habit import PERIODS, odd_one
 from nccluprobe.match.p2p_pair import At, Pairs
-from nccluprobe.match.p2p_queue import Op, Side
+from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, Op, Side
 from nccluprobe.match.p2p_shape import shape_says
 
 
@@ -25,8 +25,28 @@ def odd_of(
     if odd is not None:
         return odd.endpoint
     lane = (bool(op.send), op.peer)
-    says = shape_says(comm, sides, has, lacks, op) or count_says(comm, sides, has, lane)
+    says = shape_says(comm, sides, has, lacks, op)
+    if says is None:
+        says = count_says(comm, sides, has, lane)
+        if says == "extra" and not _was_even(has, op):
+            return None
     return None if says is None else has.endpoint if says == "extra" else lacks
+
+
+def _was_even(side: Side, op: Op) -> bool:
+    """Whether all directions had as many, several times, before an operation that is over.
+
+    Else the step that it is in may have one direction only, or its end is still to come.
+    """
+    rows = side.recent()
+    before = rows[rows[:, IDX] < op.idx]
+    made = {(bool(r[SEND]), r[PEER]): r[ORD] + 1 for r in before.tolist()}
+    ends = [made.get(lane, 0) for lane, queue in side.queues.items() if queue.end]
+    if op.ord < PERIODS or any(n != op.ord for n in ends):
+        return False
+    e = side.endpoint
+    over = e.end is not None or e.process.ended or (rows[:, IDX] > op.idx).any()
+    return bool(over) or (e.last_idx is not None and e.last_idx > op.idx)
 
 
 def count_says(

@@ -12,7 +12,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Side
 
 #: So many periods make a habit.
-_PERIODS = 3
+PERIODS = 3
 
 
 def break_of(side: Side, size: Callable[[m.Int64], m.Int64] | None = None) -> int | None:
@@ -23,7 +23,7 @@ def break_of(side: Side, size: Callable[[m.Int64], m.Int64] | None = None) -> in
     rows = side.recent()
     if not _shows_complete(side, rows):
         return None
-    if len(rows) < (2 * _PERIODS if size is not None else _PERIODS + 1):
+    if len(rows) < (2 * PERIODS if size is not None else PERIODS + 1):
         return None
     lanes = rows[:, PEER] * 2 + rows[:, SEND]
     kinds = np.stack([lanes, lanes if size is None else size(rows[:, SIG])], axis=1)
@@ -46,12 +46,12 @@ def first_break(kinds: NDArray[np.int64]) -> int | None:
     -1: all rows repeat; None: nothing does.
     """
     best: int | None = None
-    for period in range(1, len(kinds) // _PERIODS + 1):
+    for period in range(1, len(kinds) // PERIODS + 1):
         same = (kinds[period:] == kinds[:-period]).all(axis=1)
         if same.all():
             return -1
         end = period + int(np.argmin(same))
-        if end >= _PERIODS * period and (best is None or end > best):
+        if end >= PERIODS * period and (best is None or end > best):
             best = end
     return best
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from nccluprobe.match import model as m
 from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import in_child_without
@@ -250,14 +251,16 @@ class Judge:
             return _Peer(e, "rank_not_observed", quiet, silent=True)
         if self.may_have(e, unit):
             return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
-        if self._steps.left_out(unit, e):
+        inside = p.inside_now() is not None
+        if may_have(self.comm, side, unit, e, ()):
+            pass  # it lacks more than it has lost: nobody knows whether this one
+        elif self._steps.left_out(unit, e):
             return _Peer(e, "call_skipped", quiet, gone=True)
-        if self._gone_past(unit, e, until):
+        elif self._gone_past(unit, e, until):
             crossed = self.heads.crosses(unit, e)
             return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
-        if (unit.hard is None or p.inside_now() is None) and self.heads.shut(unit, e):
+        elif (unit.hard is None or not inside) and self.heads.shut(unit, e):
             return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
-        inside = p.inside_now() is not None
         return _Peer(e, "rank_inside_other_call" if inside else absent_reason(p), quiet)
 
     def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
@@ -287,6 +290,8 @@ class Judge:
             return False
         if e.entered <= own.entered or left_out_call(self.comm, own, self.sides):
             return False
+        if e.sig_at(e.entered - 1) == m.SIG_LOST:
+            return False  # that it went on is only supposed
         return e.inside() is not None or until - last_sign(e) >= self.ctx.options.missing_after
 
     def _due(self, unit: Unit, peers: list[_Peer], until: int) -> Finding | None:

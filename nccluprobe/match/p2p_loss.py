@@ -78,14 +78,15 @@ def hidden(e: Endpoint, side: Side | None) -> int:
     p = e.process
     if not p.lost:
         return 0
-    calls = e.tail.rows()[:, tail.IDX]
+    calls, last = e.tail.rows()[:, tail.IDX], e.last_t
     firsts = [int(calls[0]) if len(calls) >= tail.Tail.KEPT else -1]
     if side is not None:
-        rows = side.recent()
+        rows, last = side.recent(), max(last, side.last_t)
         firsts.append(int(rows[0, q.IDX]) if len(rows) >= q.TAIL else -1)
     after = min(firsts)
     here = p.losses.after(e.info.id, after) - _of_calls(e, after)
-    return max(0, here) + p.losses.without_place(p.lost, p.through)
+    newer = min(p.lost_since(last) or 0, p.losses.without_place(p.lost, p.through))
+    return max(0, here) + newer
 
 
 def guessed(unit: Unit) -> bool:

@@ -115,3 +115,72 @@ def test_who_is_held_behind_another_stream_has_not_gone_past() -> None:
     found = analyze_job(job)
     assert roots(found) == [("rank_alive_but_not_entered", [2])]
     assert "partner_gone_past" not in [f.details["reason"] for f in found]
+
+
+def test_of_more_than_was_lost_nobody_knows_which_was_left_out() -> None:
+    """Rank 2's record of its receive is lost, and it has not come to the next step."""
+    job = Job()
+    comms = job.world(4)
+    for r, c in enumerate(comms):
+        ops = [
+            (c, SEND, {"peer": (r + 1) % 4, "count": BIG}),
+            (c, RECV, {"peer": (r - 1) % 4, "count": BIG, "lost": r == 2}),
+        ]
+        c.proc.group(ops, 2.0)
+    comms[1].proc.enter(comms[1], SEND, 3.0, peer=2, count=BIG)
+    comms[3].proc.enter(comms[3], RECV, 3.0, peer=2, count=BIG)
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, 400, lost_kernel=int(r == 2))
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert {f.details["reason"] for f in found} == {"rank_alive_but_not_entered"}
+    assert blamed(found) == {2}
+
+
+def test_a_call_that_is_only_supposed_leaves_nothing_behind() -> None:
+    """Rank 2 lost a record, and may have made the collective; it waits for rank 3."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1.0)
+    messages.post(comms[0], SEND, 2, 2.0)
+    comms[2].proc.call(comms[2], RECV, 2.0, peer=0, count=BIG, lost=True)
+    messages.post(comms[2], SEND, 0, 2.1)
+    messages.post(comms[0], RECV, 2, 2.1)
+    comms[0].proc.call(comms[0], AR, 3.0)
+    comms[2].proc.enter(comms[2], RECV, 4.0, peer=3, count=BIG)
+    comms[1].proc.enter(comms[1], RECV, 5.0, peer=2, count=BIG)
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, 1.5)
+        c.proc.cover(2.5, 400, lost_kernel=int(r == 2))
+    found = analyze_job(job)
+    assert "partner_gone_past" not in [f.details["reason"] for f in found]
+    assert blamed(found) == {3}
+
+
+def one_more(steps: str, end: bool) -> list[int]:
+    """Rank 0 sends (``s``) and receives (``r``); the one in capitals has no other half.
+
+    ``end``: both end the communicator; else rank 1 goes on to a collective.
+    """
+    job = Job()
+    comms = job.world(2)
+    for i, way in enumerate(steps):
+        for r in (0,) if way.isupper() else (0, 1):
+            api = SEND if (way in "sS") == (r == 0) else RECV
+            messages.post(comms[r], api, 1 - r, 1.0 + i / 10, 64)
+    if not end:
+        comms[1].proc.call(comms[1], AR, 20.0)
+    for c in comms if end else ():
+        c.proc.comm_end(c, 20.0, "destroy")
+    cover(job.procs, 400)
+    (f,) = (f for f in analyze_job(job) if f.role == "root_cause")
+    assert f.hang_type == "p2p_unmatched"
+    return [who["rank"] for who in f.named]
+
+
+def test_of_two_one_has_made_a_call_too_many_where_all_was_even_before() -> None:
+    """Else it may have been due, and the other one has left its half out."""
+    assert one_more("srsrrs" + "S", end=True) == [0]
+    assert one_more("sr" + "S", end=True) == []  # no habit so far
+    assert one_more("srsrrs" + "r" + "R" + "s", end=True) == []  # one way in the step before
+    assert one_more("srsrrs" + "R", end=False) == []  # its step may go on
