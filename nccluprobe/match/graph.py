@@ -18,9 +18,10 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
+from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import ended_abruptly, is_silent, left_at
-from nccluprobe.match.waits import Wait, entry_of, seen_in
+from nccluprobe.match.waits import Wait, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
@@ -126,28 +127,9 @@ class Graph:
         return until - gone > grace
 
     def passed(self, w: Wait, e: Endpoint) -> bool:
-        """Whether others came to this wait from such waits as an absent member sits in.
-
-        Then these do not keep it from coming.  Such waits are the same ones, or those of
-        the peer's own communicator of that name: ranks that share a communicator run one
-        program.  Asked only where completion is seen: else a rank may have to wait for
-        the device where its peers need not.
-        """
+        """Whether what an absent member sits in does not keep its peers from coming."""
         waits = self.waits_of(e.actor)
-        if e.completed is None or not waits:
-            return False
-        return any(all(self._before(x, w, p, e) for x in waits) for p in w.entered)
-
-    def _before(self, x: Wait, w: Wait, peer: Endpoint, e: Endpoint) -> bool:
-        """Whether a peer sat in one wait, or one like it, already when it came to the other."""
-        if x.seq is not None and x is not w:
-            sat = next((p for p in x.entered if p.actor == peer.actor), None)
-            if sat is not None and entry_of(x, sat) <= entry_of(w, peer):
-                return True
-        return any(
-            y is not w and _alike(x, e, y, peer) and _since(y, _in(y, peer)) <= entry_of(w, peer)
-            for y in self.blockers.get(peer.actor, ())
-        )
+        return e.completed is not None and bool(waits) and passed(w, e, waits, self.blockers)
 
     def _end_of(self, actor: Actor) -> Cause:
         """The cause that an actor without waits is."""
@@ -325,31 +307,6 @@ class Graph:
         """Open calls on the communicators of a cycle of streams."""
         comms = {w.comm.key for w in waits if w.seq is not None}
         return [w for w in self.waits if w.seq is not None and not w.device and w.comm.key in comms]
-
-
-def _in(w: Wait, e: Endpoint) -> Endpoint:
-    return next(p for p in w.entered if p.actor == e.actor)
-
-
-def _since(w: Wait, e: Endpoint) -> int:
-    """When an endpoint came to a wait; of sends and receives, to the oldest it waits in."""
-    if w.seq is not None:
-        return entry_of(w, e)
-    return min((t for lane in e.posted.values() for t in lane.values()), default=e.last_t)
-
-
-def _alike(x: Wait, e: Endpoint, y: Wait, peer: Endpoint) -> bool:
-    """Whether two ranks sit in one operation of two communicators of one name.
-
-    Ranks that run one program have made as many calls on them, or have one place in them.
-    """
-    if x.comm is y.comm or x.comm.name is None or x.comm.name != y.comm.name:
-        return False
-    if (x.comm.key.nranks, x.label.split()[0]) != (y.comm.key.nranks, y.label.split()[0]):
-        return False
-    if x.seq is not None:
-        return x.seq == y.seq
-    return _in(x, e).comm_rank == _in(y, peer).comm_rank
 
 
 def _on_one_communicator(waits: Sequence[Wait]) -> bool:

@@ -237,8 +237,10 @@ class _Roles:
                 continue
             if reasons.get(e.comm_rank) in _UNSURE or e.guessed:
                 continue
-            own = self.graph.left(w, e) or self.graph.passed(w, e)
-            if own or cause in self._own_end(e.actor):
+            passed = self.graph.passed(w, e)
+            if passed or self._has_nothing_open(e, reasons.get(e.comm_rank)):
+                f.free |= {e.process.who}
+            if passed or self.graph.left(w, e) or cause in self._own_end(e.actor):
                 named.append(e)
         if not named or not f.culprits:
             return
@@ -258,6 +260,11 @@ class _Roles:
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+
+    def _has_nothing_open(self, e: Endpoint, reason: str | None) -> bool:
+        """Whether completion is seen, and a rank that has not come waits for no device."""
+        seen = e.completed is not None and reason == "rank_alive_but_not_entered"
+        return seen and not self.graph.waits_of(e.actor)
 
     def _chosen(self, w: Wait, e: Endpoint) -> bool:
         """Whether a cause waits itself for those who wait for it, as far as can be seen."""

@@ -204,13 +204,20 @@ def _nameless(causes: list[Finding]) -> None:
 
 
 def _named_by_others(causes: list[Finding]) -> None:
-    """Of several that did not come, those that others miss for themselves."""
+    """Of several that did not come, those that others miss for themselves.
+
+    Who is free to come stays named: what keeps its peers does not keep it.
+    """
     for f in causes:
         if len(f.culprits) < 2 or not _is_plain(f) or f.role != "root_cause":
             continue
         for g in causes:
             if g is f or g.role != "root_cause" or not g.culprits:
                 continue
-            if set(g.culprits) < set(f.culprits):
+            if not set(g.culprits) < set(f.culprits):
+                continue
+            if free := tuple(who for who in f.culprits if who in f.free - set(g.culprits)):
+                f.culprits = free
+            else:
                 f.role, f.downstream_of, f.culprits = "downstream", g.id, g.culprits
                 break

@@ -34,6 +34,30 @@ def test_exactly_the_culprits(kind: str, seed: int, tmp_path: Path) -> None:
         assert incident.culprits <= found <= incident.culprits | incident.masked, form
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("hang-any", 19),
+        ("hang-tensor", 14),
+        ("hang-stage", 35),
+        ("hang-any", 21),
+        ("hang-pipe", 28),
+    ],
+)
+def test_a_second_one_that_has_stopped_where_its_peers_went_on(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    """It waits for the first as they do, or for nobody at all, and has not come as far."""
+    incident = made(kind, seed)
+    assert len(incident.culprits) > 1
+    assert blamed(incident, "active", tmp_path) == incident.culprits
+
+
+@pytest.mark.parametrize("seed", [35, 49])
+def test_ranks_of_a_job_that_runs_are_a_little_apart(seed: int, tmp_path: Path) -> None:
+    assert blamed(made("healthy", seed), "active", tmp_path) == set()
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", ["gpu-one", "gpu-any", "gpu-pipe"])
 def test_devices_that_fail(kind: str, seed: int, tmp_path: Path) -> None:

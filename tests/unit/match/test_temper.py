@@ -233,3 +233,14 @@ def test_who_is_held_is_not_blamed_beside_one_before_a_full_queue(
     held.comm_uid_hash, held.comm_seq = comm, None if api_call else 9
     temper([full, held])
     assert (held.role, held.culprits) == (role, () if role == "unknown" else (5,))
+
+
+def test_who_is_free_to_come_stays_named_beside_another() -> None:
+    """Others lack the one alone; what keeps its peers does not keep the other."""
+    reason = "rank_alive_but_not_entered"
+    both = finding("collective_missing_enter", reason, "observed", 3, free=frozenset({4}))
+    both.culprits = (3, 4, 5)
+    one = finding("collective_missing_enter", reason, "observed", 3, since=1)
+    temper([both, one])
+    assert (both.role, both.culprits) == ("root_cause", (4,))
+    assert (one.role, one.culprits) == ("root_cause", (3,))

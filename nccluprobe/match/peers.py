@@ -1,0 +1,98 @@
+"""Ranks that run one program: where one has stopped, others went on.
+
+Ranks that share a communicator run one program, and wait for their devices at one
+place in it.  Who made calls beyond the place where another stands, from the same
+waits, was not held there by these: nor is that other one.  Asked only where
+completion is seen: else a rank may have to wait for the device where its peers
+need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.process import Actor
+from nccluprobe.match.waits import Wait, entry_of
+
+#: Hosts are a little apart as long as they run, ns: of a job that nobody has stopped, too.
+_APART = 1_000_000
+
+
+def passed(
+    w: Wait, e: Endpoint, waits: Sequence[Wait], blockers: Mapping[Actor, Sequence[Wait]]
+) -> bool:
+    """Whether somebody came to ``w`` from such ``waits`` as an absent member sits in.
+
+    Such waits are the same ones, or those of the peer's own communicator of that name.
+    ``blockers``: actor -> all waits that it sits in.
+    """
+    return any(
+        _went_on(p, e, waits) and all(_before(x, w, p, e, blockers) for x in waits)
+        for p in w.entered
+    )
+
+
+def _went_on(peer: Endpoint, e: Endpoint, waits: Sequence[Wait]) -> bool:
+    """Whether a peer made calls when a member had long made its last one."""
+    lag = 0
+    for x in waits:
+        both = [p for p in x.entered if p.actor in (peer.actor, e.actor)]
+        if x.seq is not None and len(both) == 2:
+            lag = max(lag, abs(entry_of(x, both[0]) - entry_of(x, both[1])))
+    return peer.process.last_call - e.process.last_call > _APART + 2 * lag
+
+
+def _before(
+    x: Wait, w: Wait, peer: Endpoint, e: Endpoint, blockers: Mapping[Actor, Sequence[Wait]]
+) -> bool:
+    """Whether a peer sat in one wait, or one like it, already when it came to the other."""
+    if x.seq is not None and x is not w:
+        sat = next((p for p in x.entered if p.actor == peer.actor), None)
+        if sat is not None and entry_of(x, sat) <= entry_of(w, peer):
+            return True
+    return any(
+        y is not w and _alike(x, e, y, peer) and _since(y, _in(y, peer)) <= entry_of(w, peer)
+        for y in blockers.get(peer.actor, ())
+    )
+
+
+def _in(w: Wait, e: Endpoint) -> Endpoint:
+    return next(p for p in w.entered if p.actor == e.actor)
+
+
+def _since(w: Wait, e: Endpoint) -> int:
+    """When an endpoint came to a wait; of sends and receives, to the oldest it waits in."""
+    if w.seq is not None:
+        return entry_of(w, e)
+    return min((t for lane in e.posted.values() for t in lane.values()), default=e.last_t)
+
+
+def _alike(x: Wait, e: Endpoint, y: Wait, peer: Endpoint) -> bool:
+    """Whether two ranks that run one program sit in one operation of it.
+
+    Then they have made as many calls on two communicators of one name, or have one place
+    in these; or their sends and receives reach as far in the communicator that they share.
+    """
+    shared = x.comm is y.comm
+    if not shared and (x.comm.name is None or x.comm.name != y.comm.name):
+        return False
+    if x.comm.key.nranks != y.comm.key.nranks or (x.seq is None) != (y.seq is None):
+        return False
+    if x.seq is not None:
+        return not shared and (x.seq, _api(x)) == (y.seq, _api(y))
+    a, b = _in(x, e), _in(y, peer)
+    if not shared and a.comm_rank != b.comm_rank:
+        return False
+    mine, theirs = (_lanes(end, x.comm.key.nranks) for end in (a, b))
+    return bool(mine) and mine <= theirs
+
+
+def _api(w: Wait) -> str:
+    return w.label.split()[0]
+
+
+def _lanes(e: Endpoint, nranks: int) -> set[tuple[bool, int]]:
+    """(is a send, how far on its peer is) of sends and receives that are not complete."""
+    own = e.comm_rank or 0
+    return {(send, (peer - own) % nranks) for (send, peer), lane in e.posted.items() if lane}
