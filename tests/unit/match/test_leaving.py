@@ -246,6 +246,24 @@ def test_a_deadlock_that_is_killed_as_a_whole_is_one(how: str) -> None:
     assert blamed(found) == {1}
 
 
+@pytest.mark.parametrize("end", [{"code": 0}, {"how": "signaled", "signal": 15}])
+def test_who_left_others_behind_is_the_cause_though_it_waited_a_moment_itself(
+    end: dict[str, Any],
+) -> None:
+    """Rank 2 did not come to the call of rank 1 in the two seconds that it was there."""
+    job = Job()
+    xs = job.world(3)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[1:])]
+    for c in (*xs, *ys):
+        c.proc.call(c, "ncclAllReduce", 1.0, stream=0)
+    for c in (xs[0], ys[0]):
+        c.proc.call(c, "ncclAllReduce", 2.0, stream=0)
+    for p in job.procs:
+        p.cover(0.5, 4 if p.rank == 1 else 400)
+    job.procs[1].end(4, **end)
+    assert blamed(analyze_job(job)) == {1}
+
+
 def test_who_is_killed_in_a_short_wait_leaves_those_who_stay() -> None:
     """Rank 1 would have waited in vain, but it is the one that is gone."""
     job = Job()

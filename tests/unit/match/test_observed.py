@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job, cover, hang, steps
+from support.analysis import Run, analyze_job, cover, hang, steps
 from support.tracegen import Job
 
 
@@ -17,6 +17,23 @@ def test_a_silent_collector_in_a_healthy_job_blames_nobody(waited: float) -> Non
     steps(comms[:3], int(waited), start=t, step=1.0)
     cover(job.procs[:3], t + waited)
     assert analyze_job(job) == []
+
+
+def test_a_call_that_has_returned_is_none_that_a_rank_is_inside_of() -> None:
+    job, comms, t = hang(covered=False)
+    one = comms[3].proc
+    other = one.comm("00000000000000bb", 0, 2)
+    first = one.enter(other, "ncclReduce", t)
+    one.add(t + 5, {**first, "kind": "call", "dur": 5_000_000_000, "rc": 0})
+    one.enter(other, "ncclBroadcast", t + 4, thread=7)
+    cover(job.procs, t + 100)
+    run = Run(job)
+    run.until(t + 4.5)
+    run.all()
+    run.scan()
+    found = run.analysis.matcher.book.all()
+    (f,) = [f for f in found if f.hang_type == "collective_missing_enter"]
+    assert f.details["missing_rank_status"][0]["inside"] == "ncclBroadcast"
 
 
 def test_tracing_that_was_ended_in_the_hang_still_speaks_for_it() -> None:

@@ -60,6 +60,63 @@ def test_of_a_send_to_oneself_the_receive_was_made(lost: bool) -> None:
     assert {f.details["confidence"] for f in roots} == {"observed"}
 
 
+def end(job: Job, t: float, lost: int) -> None:
+    """All stand still since ``t``; rank 2 lost so many events."""
+    for p in job.procs:
+        p.cover(0.5, t)
+        p.cover(t + 0.5, 400, lost_kernel=lost * (p.rank == 2))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_lost_sends_of_a_rank_that_sent_nothing_else_were_made(lost: int) -> None:
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1.0)
+    for i in range(lost):
+        comms[2].proc.call(comms[2], SEND, 2.0 + 0.01 * i, peer=0, count=BIG, lost=True)
+        comms[0].proc.call(comms[0], RECV, 2.0 + 0.01 * i, peer=2, count=BIG)
+    for c in comms:
+        c.proc.call(c, AR, 2.1)
+    end(job, 1.9, lost)
+    assert analyze_job(job) == []
+
+
+def test_a_lost_collective_was_no_send() -> None:
+    """Two events are lost, and two sends awaited: but one was a call that all have made."""
+    job = Job()
+    comms = job.world(3)
+    comms[2].proc.call(comms[2], SEND, 1.0, peer=1, count=BIG)
+    comms[1].proc.call(comms[1], RECV, 1.0, peer=2, count=BIG)
+    for i in range(5):
+        for c in comms:
+            c.proc.call(c, AR, 1.1 + 0.1 * i, lost=i == 3 and c is comms[2])
+        if i == 3:
+            comms[2].proc.call(comms[2], SEND, 1.42, peer=0, count=BIG, lost=True)
+            for t in (1.42, 1.43):
+                comms[0].proc.call(comms[0], RECV, t, peer=2, count=BIG)
+    end(job, 1.35, 2)
+    (f,) = analyze_job(job)
+    assert (f.severity, [w["rank"] for w in f.named]) == ("error", [2])
+
+
+def test_a_lost_send_is_the_one_that_is_awaited_between_the_same_collectives() -> None:
+    """Rank 2 left out a send to rank 0; what it lost three steps later was one to rank 1."""
+    job = Job()
+    comms = job.world(3)
+    for i in range(7):
+        for c in comms:
+            c.proc.call(c, AR, 1.0 + i)
+        if i in (0, 1, 2, 5):
+            comms[2].proc.call(comms[2], SEND, 1.1 + i, peer=1, count=BIG, lost=i == 5)
+            comms[1].proc.call(comms[1], RECV, 1.1 + i, peer=2, count=BIG)
+        if i == 2:
+            comms[0].proc.call(comms[0], RECV, 1.2 + i, peer=2, count=BIG)
+    end(job, 6.05, 1)
+    (f,) = analyze_job(job)
+    assert (f.severity, f.details["entered_comm_ranks"]) == ("error", [0])
+
+
 def test_a_hole_before_later_receives_is_none_that_was_left_out_though_both_have_ended() -> None:
     """The record of the first receive was lost, which the last coverage does not tell so far."""
     job = Job()
@@ -126,7 +183,7 @@ def one_step(comms: list[Comm], wrong: str, how: str) -> None:
         to, source = (r + 1) % len(comms), (r - 1) % len(comms)
         calls: list[tuple[Comm, str, dict[str, Any]]] = [(c, SEND, {"peer": to})] * sends
         calls += [(c, RECV, {"peer": source})] * recvs
-        if how == "groups":
+        if how != "between collectives":
             c.proc.group(calls, 1.1)
         else:
             for i, (_, api, more) in enumerate(calls):
@@ -142,7 +199,7 @@ def judged(job: Job) -> list[tuple[str, str, list[int]]]:
     return [(f.hang_type, f.details["reason"], [w["rank"] for w in f.named]) for f in found]
 
 
-@pytest.mark.parametrize("how", ["groups", "between collectives"])
+@pytest.mark.parametrize("how", ["groups", "groups alone", "between collectives"])
 @pytest.mark.parametrize(("wrong", "rank"), [("extra", 0), ("skipped", 1)])
 def test_what_the_others_make_in_a_step_tells_who_made_more_or_less(
     how: str, wrong: str, rank: int
@@ -150,10 +207,11 @@ def test_what_the_others_make_in_a_step_tells_who_made_more_or_less(
     """Of all steps they have not made as many: only those of one step can be compared."""
     job = Job()
     comms = job.world(4)
-    for c in comms:
+    around = [] if how == "groups alone" else comms
+    for c in around:
         c.proc.call(c, AR, 1)
     one_step(comms, wrong, how)
-    for c in comms:
+    for c in around:
         c.proc.call(c, AR, 2)
     comms[2].proc.group([(comms[2], SEND, {"peer": 3})], 8)
     comms[3].proc.group([(comms[3], RECV, {"peer": 2})], 8)

@@ -104,6 +104,24 @@ def test_calls_that_make_communicators_are_no_holes() -> None:
     assert judged(job) == ("probe_event_loss_possible", [])
 
 
+@pytest.mark.parametrize("all_came", [True, False])
+def test_of_lost_calls_the_one_that_others_wait_for_was_made(all_came: bool) -> None:
+    """Rank 2 called NCCL after it: so its record is the one that was lost."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        if r != 1 or all_came:
+            c.proc.call(c, AR, t, lost=r == 2)
+    comms[2].proc.call(comms[2], "ncclSend", t + 0.1, peer=0, count=8)
+    comms[0].proc.call(comms[0], "ncclRecv", t + 0.1, peer=2, count=8)
+    for p in job.procs:
+        p.cover(0.5, t - 0.05)
+        p.cover(t + 0.5, 400, lost_kernel=int(p.rank == 2))
+    found = [f.details["missing_comm_ranks"] for f in analyze_job(job)]
+    assert found == ([] if all_came else [[1]])
+
+
 def test_who_lost_one_event_and_is_missed_in_two_calls_is_named() -> None:
     job = Job()
     comms = job.world(3)
@@ -172,6 +190,24 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
         p.cover(2.6, 400.0, lost_kernel=int(lost and p.rank == 1))
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
+
+
+def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then() -> None:
+    """Rank 0 waits for rank 1, which may have come; rank 2 for rank 0, whose host is free."""
+    job = Job()
+    xs = job.world(3)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[::2])]
+    for c in (*xs, *ys):
+        c.proc.call(c, AR, 1.0, stream=0)
+    for c in xs[::2]:
+        c.proc.call(c, AR, 2.0, stream=0)
+    ys[1].proc.call(ys[1], AR, 3.0, stream=1)
+    for p in job.procs:
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1))
+    (f,) = analyze_job(job)
+    assert (f.role, [c["rank"] for c in f.named]) == ("root_cause", [0])
+    assert f.details["confidence"] == "reduced"
 
 
 def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds_nobody() -> None:
