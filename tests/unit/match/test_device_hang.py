@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job, cover, steps
+from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
 from nccluprobe.match.finding import Finding
@@ -37,6 +37,24 @@ def test_a_rank_that_another_one_waits_for_while_a_third_is_silent_too_is_not_bl
     assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
     assert stuck.details["confidence"] == "inferred" and stuck.severity == "error"
     assert stuck.details["expected_nranks"] == 3
+
+
+@pytest.mark.parametrize("done", [5, 4, None])
+def test_whose_device_has_done_all_is_no_sign_of_a_hang(done: int | None) -> None:
+    """``done``: calls of rank 2 that are known to be complete."""
+    job = Job()
+    comms = job.world(3)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    first[0].proc.call(first[0], AR, t)
+    cover(job.procs, t + 400)
+    run = Run(job)
+    run.all()
+    (e,) = [e for e in run.analysis.matcher.endpoints.values() if e.comm_rank == 2]
+    e.completed = done
+    run.scan()
+    alive, stuck = ("collective_missing_enter", (1,)), ("collective_all_ranks_stuck", ())
+    assert causes(run.analysis.matcher.book.all()) == {alive if done == 5 else stuck}
 
 
 @pytest.mark.parametrize("placed", [False, True])
