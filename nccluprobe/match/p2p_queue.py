@@ -29,6 +29,8 @@ from nccluprobe.match.p2p_open import Op as Op
 from nccluprobe.match.p2p_open import Queue as Queue
 from nccluprobe.match.p2p_open import T as T
 from nccluprobe.match.p2p_open import Table as Table
+from nccluprobe.match.tail import IDX as CALL_IDX
+from nccluprobe.match.tail import T as CALL_T
 from nccluprobe.nccl.enums import IN_PROGRESS
 
 #: A hole longer than this is not a loss but a broken trace.
@@ -314,7 +316,11 @@ class Side:
             near = [peers, peers]  # with oneself: both are in one group
         group = near[0].group if len(near) == 2 and near[0].group == near[1].group else 0
         like = near[0] if near else peers
-        op = Op(order, peers.sig, like.t, idx, group, like.thread, lane[1], int(lane[0]))
+        # Nor was it made before a collective that stands before it.
+        calls = self.endpoint.tail.rows()
+        before = calls[calls[:, CALL_IDX] < idx, CALL_T]
+        t = max(like.t, int(before.max(initial=0))) if not group else like.t
+        op = Op(order, peers.sig, t, idx, group, like.thread, lane[1], int(lane[0]))
         row = np.array([op._replace(stream=like.stream if near else 0)], np.int64)
         self.tail.append(row)
         self.queue(*lane).push(row)

@@ -237,6 +237,10 @@ def _deadlock(
             (f for f in orders if {f.comm_uid_hash, f.details["other_comm_uid_hash"]} <= hashes),
             None,
         )
+    parts = [p for s in members for p in s.parts]
+    parts += [p for s in members for node in s.lack.behind for p in node.parts]
+    if len({p.comm.key for p in parts}) > 1 and any(map(_is_filled, parts)):
+        return None  # a lost record's place is known among those of its own communicator only
     ends = [s.endpoint for s in members]
     if any(e.process.ended or e.end is not None or host_of(e) is Host.AWAY for e in ends):
         return None
@@ -251,6 +255,12 @@ def _deadlock(
         a, b = (sides.get((e.info.source, e.info.id)) for e in ends)
         odd = odd_one(a, b, pairs.wires.size)
     return make.deadlock(comm, ctx, members, odd.endpoint if odd else None, quiet)
+
+
+def _is_filled(part: Part) -> bool:
+    """Whether no record of it is seen, but of what its peer made."""
+    e = part.endpoint
+    return part.idx in e.process.losses.filled.get(e.info.id, ())
 
 
 def uneven(part: Part) -> bool:

@@ -8,6 +8,8 @@ import pytest
 from support.analysis import Run, analyze_job
 from support.tracegen import Comm, Job, unix
 
+from nccluprobe.match.p2p_queue import Op, T
+
 SEND, RECV, AR = "ncclSend", "ncclRecv", "ncclAllReduce"
 SMALL, BIG = 1 << 8, 1 << 24
 
@@ -267,3 +269,41 @@ def test_who_waits_in_a_send_or_receive_that_may_have_been_met_is_the_one_that_h
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert (f.hang_type, [w["rank"] for w in f.named]) == ("collective_missing_enter", [0])
     assert f.details["confidence"] == "reduced"
+
+
+@pytest.mark.parametrize(("filled", "told"), [(False, 1), (True, 0)])
+def test_where_a_lost_receive_stood_among_calls_of_two_communicators_nobody_knows(
+    filled: bool, told: int
+) -> None:
+    """Rank 0 sends and then calls, rank 1 the other way round, as far as is known."""
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    xs[0].proc.call(xs[0], SEND, 4.0, peer=1, count=BIG)
+    for r, y in enumerate(ys):
+        y.proc.call(y, AR, 5.0 + 0.1 * r)
+    received = xs[1].proc.call(xs[1], RECV, 6.0, peer=0, count=BIG)
+    xs[2].proc.call(xs[2], AR, 7.0)
+    for c in xs:
+        c.proc.cover(0.5, 400)
+    run = Run(job)
+    run.all()
+    if filled:
+        run.analysis.matcher.processes[1].losses.filled = {xs[1].id: {received["idx"]}}
+    found = run.scan()
+    assert len([f for f in found if f.hang_type == "p2p_order_inversion"]) == told
+
+
+def test_what_was_lost_was_not_made_before_a_collective_that_stands_before_it() -> None:
+    job = Job()
+    comms = job.world(2)
+    for c, api in zip(comms, (SEND, RECV), strict=True):
+        c.proc.call(c, api, 1.0, peer=1 - comms.index(c), count=8)
+        c.proc.call(c, AR, 5.0)
+        c.proc.cover(0.5, 10)
+    run = Run(job)
+    run.all()
+    side = run.analysis.matcher.p2p.sides[1, comms[1].id]
+    (op,) = (Op(*row) for row in side.recent().tolist())
+    assert side.restore((False, 0), 1, op, 2)
+    assert [row[T] for row in side.recent().tolist()] == [unix(1.0), unix(5.0)]
