@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nccluprobe.match import p2p_held
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device import Device
@@ -80,6 +81,7 @@ def settle(
         mine = [f for f in open_ if f.job == job]
         f = _judge(waits, mine, theirs, context, device)
         made += [] if f is None else [f]
+    p2p_held.settle(findings, made)
     return made
 
 
@@ -120,7 +122,7 @@ def _judge(
         return None
     waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered if not w.over}
     waiting |= {who for f in findings if f.hang_type.startswith("comm_init") for who in f.waiters}
-    came = Counter(e.process.who for w in waits if w.over for e in w.absent)
+    came: Counter[Hashable] = Counter(e.process.who for w in waits if w.over for e in w.absent)
     signs = _signs(ends, waiting, came, context(comms[0]), device)
     idle = set(signs.idle) - blamed
     # Of a rank that is outside NCCL the others' kernels may have filled their queues.

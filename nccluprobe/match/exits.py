@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nccluprobe.match import teardown
+from nccluprobe.match import p2p_held, teardown
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -46,7 +46,7 @@ def judge(
     ends = teardown.waits_of(state.comms.values(), waits, lambda comm: contexts[comm.key])
     waits += ends
     found = [f for w in ends if (f := w.finding or w.cause) is not None]
-    found += _calls(state, waits, of)
+    found += _calls(state, waits, of) + p2p_held.judge(state, waits, of)
     for key, comm in sorted(state.comms.items()):
         if (f := judge_level(comm, waits, contexts[key])) is not None:
             found.append(f)
