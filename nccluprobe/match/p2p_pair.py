@@ -255,7 +255,7 @@ class Pairs:
             return
         pair = self.disputed.pop(channel)
         by, several, score = self._shift(sends, recvs, calls)
-        pair.swapped = self._swapped(sends, recvs, calls, score)
+        pair.swapped = self._swapped(sends, recvs, calls, by, score)
         by, several = (0, False) if pair.swapped else (by, several)
         longer = sends if by > 0 else recvs
         if by:
@@ -272,7 +272,7 @@ class Pairs:
         """What a dispute looks like so far."""
         calls = self.options.decide_calls
         by, several, score = self._shift(sends, recvs, calls)
-        swapped = self._swapped(sends, recvs, calls, score)
+        swapped = self._swapped(sends, recvs, calls, by, score)
         by, several = (0, False) if swapped else (by, several)
         longer = sends if by > 0 else recvs
         rows = longer.rows()[: abs(by)].tolist()
@@ -287,11 +287,11 @@ class Pairs:
             swapped=swapped,
         )
 
-    def _swapped(self, sends: Queue, recvs: Queue, calls: int, shift: int) -> bool:
+    def _swapped(self, sends: Queue, recvs: Queue, calls: int, by: int, shift: int) -> bool:
         """Whether the next two operations stand in the other order on the two sides.
 
-        ``shift``: how many of the next ``calls`` fit when one side is shifted; a shift
-        looks like it for two operations, and goes on.
+        ``shift``: how many of the next ``calls`` fit when one side is shifted ``by`` so many; a
+        shift looks like it for two operations, and goes on, or one side has so many more.
         """
         if min(sends.n, recvs.n) < 2:
             return False
@@ -299,7 +299,8 @@ class Pairs:
         b = self.wires.size(recvs.head(min(calls, recvs.n))[:, SIG]).tolist()
         if a[:2] != b[1::-1] or (len(a) > 2 and len(b) > 2 and not _agree(a[2], b[2])):
             return False
-        return 2 + sum(map(_agree, a[2:], b[2:])) >= shift
+        score = 2 + sum(map(_agree, a[2:], b[2:]))
+        return score > shift or (score == shift and by != sends.n - recvs.n)
 
     def _shift(self, sends: Queue, recvs: Queue, calls: int) -> tuple[int, bool, int]:
         """How many more operations the sender (or, negative, the receiver) made; 0: none.

@@ -101,6 +101,23 @@ def test_of_two_in_the_other_order_the_peers_tell_in_both_places(
     assert found[0].details["confidence"] == ("inferred" if named else "observed")
 
 
+@pytest.mark.parametrize("counts", [(60, 50), (50, 60)])
+def test_one_side_with_one_more_is_shifted_and_not_in_another_order(
+    counts: tuple[int, int],
+) -> None:
+    """What both sides have made looks like two calls that changed places."""
+    job = Job()
+    comms = job.world(2)
+    one, two = counts
+    for count in (one, two):
+        post(comms[0], SEND, 1, 1, count)
+    for count in (two, one, two):
+        post(comms[1], RECV, 0, 1, count)
+    cover(job.procs, 60)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.details["reason"]) == ("p2p_unmatched", "call_skipped")
+
+
 @pytest.mark.parametrize("lacking", [SEND, RECV])
 def test_a_shift_by_a_call_left_out(lacking: str) -> None:
     job = Job()
