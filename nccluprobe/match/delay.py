@@ -7,10 +7,11 @@ because it waited itself for a late one is not late.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
@@ -19,7 +20,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.names import capital, named, numbers
-from nccluprobe.match.options import Options
+from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, rank_status
@@ -28,6 +29,8 @@ _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
     "had nothing to send (--idle-ok declares that this is normal)"
 )
+#: Of those who came late, so many are remembered.
+_KEPT = 256
 
 
 @dataclass
@@ -41,8 +44,23 @@ class Episode:
     worst: int
     bound: int
     in_time: list[int]
+    #: Who came late just before it: it may have waited for that one.
+    behind: Process | None = None
     slots: int = 1
     closed: bool = False
+
+
+class _Late(NamedTuple):
+    """A rank that came late to a slot."""
+
+    wait: LateSlot
+    endpoint: Endpoint
+    in_time: list[int]
+    spread: int
+    bound: int
+    #: Its absence was reported before it came.
+    told: bool
+    came: int  # end of its silence
 
 
 @dataclass
@@ -52,6 +70,8 @@ class Delays:
     episodes: dict[tuple[CommKey, int], Episode] = field(default_factory=dict)
     #: Episodes that were followed by another of the same rank before a scan.
     ended: list[Episode] = field(default_factory=list)
+    #: Who came late, and when, newest last.
+    came: deque[tuple[int, Process]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def judge(
         self, waits: list[LateSlot], missed: dict[Hashable, list[int]], options: Options
@@ -61,13 +81,28 @@ class Delays:
         ``missed``: process -> times at which its absence was reported: a wait
         that was an absence finding is not a delay finding as well.
         """
+        all_late: list[_Late] = []
         for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
             found = late_ranks(wait, options.late_after)
             if found is None:
                 continue
             in_time, late = found
             for rank in late:
-                self._judge_rank(wait, rank, in_time, missed, options)
+                if (one := self._judge_rank(wait, rank, in_time, missed, options)) is not None:
+                    all_late.append(one)
+        self.came += sorted(((x.came, x.endpoint.process) for x in all_late), key=lambda x: x[0])
+        for one in all_late:
+            if not one.told:
+                self._note(one, self._just_before(one))
+
+    def _just_before(self, late: _Late) -> Process | None:
+        """Who else came late, and just before it: what it set free may have held this one."""
+        mine = late.endpoint.process
+        for came, p in self.came:
+            bound = clock_bound(p, mine)
+            if p is not mine and bound is not None and bound < late.came - came <= SECOND:
+                return p
+        return None
 
     def _judge_rank(
         self,
@@ -76,31 +111,33 @@ class Delays:
         in_time: list[int],
         missed: dict[Hashable, list[int]],
         options: Options,
-    ) -> None:
+    ) -> _Late | None:
         comm = wait.comm
         e = comm.endpoints.get(rank)
         last = max(in_time, key=lambda r: wait.times[r])
         other = comm.endpoints.get(last)
         if e is None or other is None or e.guessed or other.guessed:
-            return
+            return None
         t = wait.times[rank]
         spread = t - wait.times[last]
         bound = clock_bound(e.process, other.process)
         if bound is None or 2 * bound > spread:
-            return
+            return None
         silence = e.process.silence_before(t, t - spread)
         if silence is None or silence[1] - silence[0] <= options.late_after:
-            return
+            return None
         excused = of_process(e.process, silence[0], silence[1], options)
         if silence[1] - max(silence[0], excused) <= options.late_after:
-            return
-        if any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ())):
-            return
+            return None
         if waited_itself(e, silence, options.late_after):
-            return
-        self._note(wait, rank, in_time, spread, bound)
+            return None
+        told = any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ()))
+        return _Late(wait, e, in_time, spread, bound, told, silence[1])
 
-    def _note(self, wait: LateSlot, rank: int, in_time: list[int], spread: int, bound: int) -> None:
+    def _note(self, late: _Late, behind: Process | None) -> None:
+        wait, spread = late.wait, late.spread
+        rank = late.endpoint.comm_rank
+        assert rank is not None
         key = (wait.comm.key, rank)
         episode = self.episodes.get(key)
         if episode is not None and not episode.closed:
@@ -113,7 +150,9 @@ class Delays:
             episode.closed = True
         if episode is not None:
             self.ended.append(episode)
-        self.episodes[key] = Episode(wait.comm, rank, wait, wait.slot, spread, bound, in_time)
+        self.episodes[key] = Episode(
+            wait.comm, rank, wait, wait.slot, spread, late.bound, late.in_time, behind
+        )
 
     def findings(self, ctx_of: dict[CommKey, Context]) -> list[Finding]:
         """Findings of all episodes; those that have ended come as resolved, once."""
@@ -209,6 +248,12 @@ def _finding(e: Episode, ctx: Context) -> Finding:
     idle = waited_for_root(signature, wait.times, ctx.options.late_after)
     if idle:
         details |= {"idle": "undecided", "confidence": "none", "note": _IDLE}
+    elif e.behind is not None:
+        details |= {
+            "confidence": "none",
+            "note": f"{e.behind.label()}, late itself, came just before: it may have waited for it",
+        }
+    unsure = idle or e.behind is not None
     return Finding(
         key=("delay", *comm.key, e.rank, wait.slot),
         hang_type="delayed_collective_enter",
@@ -218,10 +263,10 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         detected_at=ctx.now,
         details=details,
         severity="notice",
-        role="unknown" if idle else "root_cause",
+        role="unknown" if unsure else "root_cause",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),
         since=wait.first,
-        culprits=() if idle else (endpoint.process.who,),
+        culprits=() if unsure else (endpoint.process.who,),
         waiters=tuple(comm.endpoints[r].process.who for r in e.in_time),
     )
