@@ -34,6 +34,7 @@ from nccluprobe.match.status import (
     left_at,
 )
 from nccluprobe.match.waits import Wait
+from nccluprobe.match.zeros import zero_before
 
 
 @dataclass
@@ -283,7 +284,8 @@ class Judge:
         if in_child_without(e, own) or any(x.needs(own) and self._left_out(unit, x) for x in units):
             return True
         if unit.hard is None and self.stalls.only_behind(e, own, {o.op.idx for o in unit.ops}):
-            return True  # what it queued stands behind this unit in the waiting rank's stream
+            # What it queued stands behind this unit in that rank's stream, if in order.
+            return zero_before(self.comm, own, own.entered) is None
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):

@@ -26,7 +26,12 @@ _RECENT = 1100
 def note_zeros(comm: Communicator, slot: int, decision: Decision) -> None:
     """Remember who passed count 0 where the others made no such call."""
     for v in decision.verdicts:
-        for rank in v.ranks if v.legal and v.shift is not None and not v.shift.skip else ():
+        if not v.legal or v.shift is None:
+            continue
+        made = v.ranks
+        if v.shift.skip:  # of two equal sides the first counts as right
+            made = decision.reference if len(decision.reference) <= len(v.ranks) else ()
+        for rank in made:
             e = comm.endpoints[rank]
             sig = e.sig_at(slot)
             if sig is not None:

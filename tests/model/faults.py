@@ -114,7 +114,7 @@ def _zero(b: Breaker) -> Truth:
     """One rank passes a count of zero: the library runs nothing for it."""
     truth = _differs(b, "zero", lambda op, n: replace(op, count=0))
     truth.types = DIFFERS | SHIFTED | ABSENT
-    truth.blocks, truth.shown, truth.call = True, False, None
+    truth.blocks, truth.shown = True, False
     return truth
 
 

@@ -48,7 +48,7 @@ def test_a_trace_counts_its_losses() -> None:
     assert 0 < missing == last["lost_kernel"]
 
 
-@pytest.mark.parametrize("kind", ["datatype", "p2p_size"])
+@pytest.mark.parametrize("kind", ["datatype", "p2p_size", "zero"])
 def test_a_difference_is_hidden_when_one_of_its_sides_was_lost(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

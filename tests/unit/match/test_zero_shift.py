@@ -183,3 +183,22 @@ def test_one_that_did_no_harm_is_not_told() -> None:
     for p in (job.procs[0], job.procs[2]):
         p.cover(0.5, 400)
     assert blamed(analyze_job(job)) == {1}
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_of_two_ranks_who_passed_count_0_has_made_the_odd_call(who: int) -> None:
+    """It goes on to a step of sends and receives, where the other waits in the call before."""
+    job = Job()
+    xs = job.world(2)
+    for i in range(8):
+        for r, c in enumerate(xs):
+            c.proc.call(c, AR, 1 + 0.1 * i, count=0 if (r, i) == (who, 3) else 1024, stream=0)
+    c = xs[who]
+    half = {"peer": 1 - who, "count": BIG, "stream": 0}
+    c.proc.group([(c, SEND, dict(half)), (c, RECV, dict(half))], 2.0)
+    for i in range(8):
+        c.proc.call(c, AR, 2.1 + 0.1 * i, stream=0)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert 1 - who not in blamed(found), found
+    assert any(f.role == "root_cause" for f in found)
