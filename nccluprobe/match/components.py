@@ -1,8 +1,8 @@
-"""Strongly connected components, and those of them that are proven deadlocks."""
+"""Strongly connected components, and parts of them that hold themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from nccluprobe.match.process import Actor
 from nccluprobe.match.waits import Wait
@@ -28,6 +28,27 @@ def proven_part(
         if 1 < len(mine) < len(actors):
             return mine, tuple(listed[n - len(actors)] for n in found if n >= len(actors))
     return None
+
+
+def lasting_part(
+    actors: Iterable[Actor],
+    waits: Iterable[Wait],
+    waits_of: Callable[[Actor], Sequence[Wait]],
+) -> set[Actor]:
+    """Of a cycle, who would wait on for one another if all came who are outside of it."""
+    here = set(actors)
+    left = {id(w): w for w in waits if not w.weak and w.cause is None}
+    while True:
+        before = len(here) + len(left)
+        left = {
+            at: w
+            for at, w in left.items()
+            if any(e.actor in here for e in (*w.absent, *w.held))
+            or any(id(x) in left for x in w.behind)
+        }
+        here = {a for a in here if (w := waits_of(a)) and all(id(x) in left for x in w)}
+        if len(here) + len(left) == before:
+            return here
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:

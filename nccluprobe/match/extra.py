@@ -33,7 +33,10 @@ class Cause(NamedTuple):
 
 
 def extra_call(
-    cycle: Iterable[Wait], waits: Sequence[Wait], outside: Collection[Cause]
+    cycle: Iterable[Wait],
+    waits: Sequence[Wait],
+    outside: Collection[Cause],
+    core: Collection[Actor] = (),
 ) -> tuple[Wait, ...] | None:
     """A collective of a cycle that a minority made alone, and what shows that it is one too many.
 
@@ -41,6 +44,8 @@ def extra_call(
     not come to it.  One of the others waits for who made it, in a call of the same
     threads: one program has one order of calls, so either made the call too many, or left
     out the other; had the other one left it out, those that are free would have come to it.
+    With one that is free the greater number tells: more ranks wait so than have made it,
+    and these, ``core``, would wait on if the free one came.
     """
     if any(c.kind != "rank" for c in outside):
         return None
@@ -48,13 +53,14 @@ def extra_call(
     for w in cycle:
         few = 2 * len(w.entered) < w.comm.key.nranks
         free = {c.key for c in outside} - {e.actor for e in w.entered}
-        if w.device or w.seq is None or not few or len(free) < 2:
+        if w.device or w.seq is None or not few or not free:
             continue
         if not free <= {e.actor for e in w.absent}:
             continue
-        past = [x for x in waits if x is not w and _gone_past(w, x)]
-        if past:
-            found.append((w, *past))
+        past = [(x, by) for x in waits if x is not w and (by := _gone_past(w, x))]
+        ranks = {a for _, by in past for a in by}
+        if past and (len(free) > 1 or len(ranks & set(core)) > len(w.entered)):
+            found.append((w, *(x for x, _ in past)))
     return found[0] if len(found) == 1 else None
 
 
@@ -75,20 +81,17 @@ def out_of_order(cycle: Iterable[Wait]) -> set[Actor]:
     return found
 
 
-def _gone_past(w: Wait, x: Wait) -> bool:
-    """Whether somebody absent from one wait sits in another, for somebody of the first."""
+def _gone_past(w: Wait, x: Wait) -> set[Actor]:
+    """Who is absent from one wait and sits in another, for somebody of the first."""
     made = {e.actor: e for e in w.entered}
     behind = any(y is w for y in x.behind)
     # Who may have made it, unseen, is not shown to have left it out.
     held = {e.actor for e in x.absent if not unseen(e)}
     others = [a for a in made if a in held or (behind and _member(x.comm, a) is not None)]
     mine = {e.actor: e for e in w.absent}
-    return any(
-        _one_thread(mine[e.actor], e) and _one_thread(made[a], _member(x.comm, a))
-        for e in x.entered
-        if e.actor in mine
-        for a in others
-    )
+    if not any(_one_thread(made[a], _member(x.comm, a)) for a in others):
+        return set()
+    return {e.actor for e in x.entered if e.actor in mine and _one_thread(mine[e.actor], e)}
 
 
 def _member(comm: Communicator, actor: Actor) -> Endpoint | None:

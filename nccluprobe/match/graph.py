@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nccluprobe.match.components import components, proven_part
+from nccluprobe.match.components import components, lasting_part, proven_part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
 from nccluprobe.match.extra import extra_call, out_of_order
@@ -255,7 +255,8 @@ class Graph:
         mutual = any(e.actor in actors for w in waits for e in w.held)
         free = {a for a in actors if hosts[a] is Host.OUTSIDE}
         causes = outside or {Cause("rank", a) for a in free}
-        if (extra := extra_call(waits, self.waits, causes)) is not None:
+        core = lasting_part(actors, waits, self.waits_of) if len(causes) == 1 else ()
+        if (extra := extra_call(waits, self.waits, causes, core)) is not None:
             few = tuple(e.actor for e in seen_in(extra[0]))
             if gone := [a for a in few if host_of(self.endpoint_of[a]) is Host.AWAY]:
                 return {Cause("rank", a) for a in gone}

@@ -121,8 +121,19 @@ def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At
             last = -1 if e.last_idx is None else e.last_idx
             if w is None or call.at != (e.entered,) or min(w.calls, default=-1) <= last:
                 continue
-            if left_out_call(call.comm, e, sides):
+            if left_out_call(call.comm, e, sides) and not _outvoted(call, sides):
                 call.skipped.append(e)
+
+
+def _outvoted(call: Wait, sides: Mapping[At, Side]) -> bool:
+    """Whether more ranks have come to later sends and receives than have made a call."""
+    without = 0
+    for e in call.absent:
+        side = sides.get((e.info.source, e.info.id))
+        last = -1 if e.last_idx is None else e.last_idx
+        if side is not None and call.at == (e.entered,):
+            without += bool((side.recent()[:, P2P_IDX] > last).any())
+    return without > len(call.entered)
 
 
 def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -> bool:

@@ -105,6 +105,32 @@ def test_who_made_one_call_more_than_most_is_named() -> None:
     assert kinds(found) == {"skipped_or_extra_call"}
 
 
+def test_who_made_one_call_more_is_named_though_one_is_free() -> None:
+    """Would rank 4 come to the call, the others waited on for rank 1, which waits for them."""
+    job, (cs,) = world(5)
+    cs[1].proc.call(cs[1], AR, 5, stream=0)
+    for a in (0, 2, 3):
+        post(cs[a], RECV, 1, 6)
+        post(cs[1], SEND, a, 6.1 + 0.1 * a)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == {1}, found
+    assert kinds(found) == {"skipped_or_extra_call"}
+
+
+def test_who_is_inside_a_send_has_not_left_out_a_call_that_most_have_not_made() -> None:
+    """Rank 1 makes its sends after the call: the others make theirs without it."""
+    job, (cs,) = world(5)
+    cs[1].proc.call(cs[1], AR, 5, stream=0)
+    for a in (0, 2, 3):
+        post(cs[a], RECV, 1, 6)
+        post(cs[1], SEND, a, 6.1 + 0.1 * a)
+    send = {"peer": 0, "count": BIG, "stream": 0}
+    cs[4].proc.group([(cs[4], SEND, send)], 6, state="inside")
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == {1}
+
+
 def test_who_left_out_a_call_that_most_made_is_named() -> None:
     job, (cs,) = world(3)
     for c in (cs[0], cs[2]):
