@@ -127,7 +127,10 @@ def _circles_beside_difference(causes: list[Finding]) -> None:
         and f.culprits
     ]
     for f in causes:
-        if "cycle" not in f.details or f.details.get("confidence") == "observed":
+        sure = f.details.get("confidence")
+        # Of an absence it is a circle that makes it less than observed, or else reduced.
+        chosen = f.hang_type == "collective_missing_enter" and sure == "inferred"
+        if not chosen and ("cycle" not in f.details or sure == "observed"):
             continue
         near = [g for g in seen if abs(f.since - g.since) <= _AFTER]
         if near and f.culprits and not set(f.culprits) <= set(near[0].culprits):

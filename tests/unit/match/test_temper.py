@@ -244,3 +244,14 @@ def test_who_is_free_to_come_stays_named_beside_another() -> None:
     temper([both, one])
     assert (both.role, both.culprits) == ("root_cause", (4,))
     assert (one.role, one.culprits) == ("root_cause", (3,))
+
+
+@pytest.mark.parametrize(("confidence", "named"), [("inferred", ()), ("observed", (5,))])
+def test_who_a_circle_singles_out_is_not_named_beside_calls_that_differ(
+    confidence: str, named: tuple[int, ...]
+) -> None:
+    """An absence is inferred where the absent one waits itself for those who wait for it."""
+    differs = finding("collective_mismatch", "arguments_differ", "observed", 3)
+    absent = finding("collective_missing_enter", "rank_alive_but_not_entered", confidence, 5)
+    temper([absent, differs])
+    assert (differs.culprits, absent.culprits) == ((3,), named)
