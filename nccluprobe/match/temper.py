@@ -85,6 +85,7 @@ def temper(findings: Iterable[Finding]) -> None:
     for causes in jobs.values():
         causes.sort(key=lambda f: (f.since, f.id))
         _gone_past_by_several(causes)
+        _at_odds_with_several(causes)
         _guesses(causes)
         _circles_beside_difference(causes)
         _alive_beside_gone(causes)
@@ -108,6 +109,24 @@ def _gone_past_by_several(causes: list[Finding]) -> None:
         if len(f.waiters) == 1 and len(peers[f.waiters]) > 1:
             f.culprits = f.waiters
             f.details["note"] = "several ranks have gone past it: it is the one that is out of step"
+
+
+def _at_odds_with_several(causes: list[Finding]) -> None:
+    """Of pairs of which one rank is wrong in each, the rank that is in all of them."""
+    odds = [
+        f
+        for f in causes
+        if f.hang_type == "p2p_unmatched"
+        and f.details.get("reason") in ("call_skipped", "call_extra")
+        and not f.culprits
+        and len(f.waiters) == 2
+    ]
+    common = set.intersection(*(set(f.waiters) for f in odds)) if odds else set()
+    if len(common) != 1:
+        return
+    for f in odds:
+        f.culprits = tuple(common)
+        f.details["note"] = "it is at odds with several ranks: it is the one that is out of step"
 
 
 def _guesses(causes: list[Finding]) -> None:

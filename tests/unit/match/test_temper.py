@@ -255,3 +255,26 @@ def test_who_a_circle_singles_out_is_not_named_beside_calls_that_differ(
     absent = finding("collective_missing_enter", "rank_alive_but_not_entered", confidence, 5)
     temper([absent, differs])
     assert (differs.culprits, absent.culprits) == ((3,), named)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "named"),
+    [
+        ([(1, 2), (3, 1)], (1,)),
+        ([(1, 2)], ()),
+        ([(1, 2), (2, 1)], ()),
+        ([(1, 2), (3, 4)], ()),
+        ([(1, 2), (3, 1), (2, 3)], ()),
+    ],
+)
+def test_who_is_at_odds_with_several_is_the_one_that_is_wrong(
+    pairs: list[tuple[int, int]], named: tuple[int, ...]
+) -> None:
+    """In each pair one of the two has made a call too many, or left one out."""
+    found = []
+    for n, pair in enumerate(pairs):
+        f = finding("p2p_unmatched", "call_skipped", "inferred", n, waiters=pair)
+        f.culprits = ()
+        found.append(f)
+    temper(found)
+    assert [f.culprits for f in found] == [named] * len(pairs)
