@@ -43,9 +43,7 @@ def _op(op: Op, rank: int, table: SignatureTable) -> dict[str, Any]:
     }
 
 
-def base(
-    comm: Communicator, ctx: Context, first: int, until: int, loss: bool, **more: Any
-) -> dict[str, Any]:
+def base(comm: Communicator, first: int, until: int, loss: bool, **more: Any) -> dict[str, Any]:
     """Details that all findings have."""
     details: dict[str, Any] = {
         **on_communicator(
@@ -102,7 +100,6 @@ def differing(
     src, dst = comm.endpoints[c.src], comm.endpoints[c.dst]
     details = base(
         comm,
-        ctx,
         pair.first,
         ctx.now,
         loss,
@@ -167,7 +164,6 @@ def left_over(
     extra = culprit is has
     details = base(
         comm,
-        ctx,
         op.t,
         ctx.now,
         loss,
@@ -224,7 +220,6 @@ def misplaced(
     rank, peer = unit.endpoint.comm_rank, waiting.endpoint.comm_rank
     details = base(
         comm,
-        ctx,
         min(unit.t, waiting.t),
         ctx.now,
         loss,
@@ -281,7 +276,6 @@ def unmatched(
     unseen = not reasons
     details = base(
         comm,
-        ctx,
         unit.t,
         until,
         loss,

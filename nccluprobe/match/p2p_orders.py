@@ -20,7 +20,6 @@ def inversion(
     sides = [_side(x) for x in (u, v)]
     details = base(
         comm,
-        ctx,
         max(u.t, v.t),
         ctx.now,
         loss,
@@ -71,7 +70,6 @@ def deadlock(
     first = max(s.node.t for s in stalls)
     details = base(
         comm,
-        ctx,
         first,
         first + quiet,
         loss=False,

@@ -119,14 +119,7 @@ def _habit(side: Side, but: int) -> Shape | None:
 def _between_collectives(
     comm: Communicator, sides: Mapping[At, Side], has: Side, lacks: Endpoint, op: Op
 ) -> str | None:
-    epoch = epoch_of(has.endpoint, op.idx)
-    if epoch is None or epoch[0] != epoch[1]:
-        return None
-    at = epoch[0]
-    found: dict[int, Shape | None] = {}
-    for rank, e in comm.endpoints.items():
-        if e.info.from_start:
-            found[rank] = _in_epoch(e, sides.get((e.info.source, e.info.id)), at)
+    found = _of_step(comm, sides, has, op)
     mine = found.pop(has.endpoint.comm_rank or 0, None)
     theirs = found.pop(lacks.comm_rank or 0, None)
     if mine is None or theirs is None:
@@ -146,13 +139,8 @@ def left_one_out(
     ``has``: the side that stands before that collective, in ``op``.  False: it made as
     much as they did; None: not told.
     """
-    epoch = epoch_of(has.endpoint, op.idx)
-    if epoch is None or epoch[0] != epoch[1]:
-        return None
-    found: dict[int, Shape | None] = {}
-    for rank, e in comm.endpoints.items():
-        if e.info.from_start and e is not has.endpoint:
-            found[rank] = _in_epoch(e, sides.get((e.info.source, e.info.id)), epoch[0])
+    found = _of_step(comm, sides, has, op)
+    found.pop(has.endpoint.comm_rank or 0, None)
     theirs = found.pop(lacks.comm_rank or 0, None)
     usual = _most(s for s in found.values() if s is not None)
     if theirs is None or usual is None:
@@ -162,6 +150,20 @@ def left_one_out(
     sends = 1 if op.send else 0
     short = theirs[0] + 1 - sends <= usual[0] and theirs[1] + sends <= usual[1]
     return True if short else None
+
+
+def _of_step(
+    comm: Communicator, sides: Mapping[At, Side], has: Side, op: Op
+) -> dict[int, Shape | None]:
+    """What each rank made between the two collectives that an operation is between."""
+    epoch = epoch_of(has.endpoint, op.idx)
+    if epoch is None or epoch[0] != epoch[1]:
+        return {}
+    return {
+        rank: _in_epoch(e, sides.get((e.info.source, e.info.id)), epoch[0])
+        for rank, e in comm.endpoints.items()
+        if e.info.from_start
+    }
 
 
 def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
