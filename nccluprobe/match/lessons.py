@@ -50,11 +50,12 @@ def wait_for_sender(unit: Unit, peers: list[Endpoint], due: Iterable[Channel]) -
     """As ``wait_for_root``, for receives alone from one sender from whom nothing else is due.
 
     ``due``: channels of the communicator with operations that lack their partner.
-    Sends to the sender that it has not received are work that it has left; who has
-    sent it more than he got back waits for an answer; and a group has other parts.
+    Sends to the sender that it has not received, as the unit itself may be one, are work
+    that it has left; who has sent it more than he got back waits for an answer; and a
+    group has other parts.
     """
     rank = peers[0].comm_rank if len(peers) == 1 else None
-    if rank is None or unit.group or not unit.only_receives or any(c.dst == rank for c in due):
+    if rank is None or unit.group or any(c.dst == rank for c in due):
         return None
     sent = unit.side.queues.get((True, rank))
     if sent is not None and sent.end > min(o.position for o in unit.ops):

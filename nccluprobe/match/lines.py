@@ -170,7 +170,7 @@ def _process_end(row: Line, state: SourceState, _: dict[str, int], __: Signature
     )
 
 
-def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item | None:
     if row["state"] == "phase":
         since = _time(row, "since", state)
         return m.Phase(
@@ -183,9 +183,9 @@ def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable)
             limit=_opt_int(row, "limit"),
             step=_opt_int(row, "step"),
         )
-    return m.StateNote(
-        state.source, _time(row, "t", state), _text(row["state"]), _opt_text(row, "detail")
-    )
+    # Anything else that the tracing says of itself is for people.
+    _time(row, "t", state), _text(row["state"]), _opt_text(row, "detail")
+    return None
 
 
 def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTable) -> m.Item:

@@ -330,16 +330,6 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True)
-class StateNote:
-    """Something about the tracing changed."""
-
-    source: int
-    t: int
-    state: str
-    detail: str | None
-
-
-@dataclass(frozen=True)
 class LookedComm:
     """A communicator as ``inspect`` found it in a process's memory."""
 
@@ -387,7 +377,6 @@ Item = (
     | Coverage
     | Accounted
     | ProcessEnd
-    | StateNote
     | Phase
     | Looked
 )

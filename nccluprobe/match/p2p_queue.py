@@ -211,18 +211,17 @@ class Side:
         self.drain_lane(lane)
 
     def _returned(self, lane: Lane, order: int, rc: int) -> None:
-        """An operation that was taken while inside has returned: it may have failed."""
-        if self._not_inside(lane, order) and m.not_run(rc):
+        """An operation that was taken has returned, or is told late: it may have failed."""
+        self._not_inside(lane, order)
+        if m.not_run(rc):
             self._remove(lane, order)
 
-    def _not_inside(self, lane: Lane, order: int) -> bool:
+    def _not_inside(self, lane: Lane, order: int) -> None:
         orders = self._inside.get(lane)
-        if orders is None or order not in orders:
-            return False
-        orders.discard(order)
-        if not orders:
-            del self._inside[lane]
-        return True
+        if orders is not None:
+            orders.discard(order)
+            if not orders:
+                del self._inside[lane]
 
     def _remove(self, lane: Lane, order: int) -> None:
         queue = self.queue(*lane)

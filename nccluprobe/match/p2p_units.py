@@ -67,11 +67,6 @@ class Unit:
         return any(not o.op.send for o in self.ops)
 
     @property
-    def only_receives(self) -> bool:
-        """Whether nothing is sent in it."""
-        return not any(o.op.send for o in self.ops)
-
-    @property
     def idx(self) -> int:
         """call_idx of its first operation."""
         return min(o.op.idx for o in self.ops)

@@ -41,7 +41,6 @@ class State:
         self.comms_seen = 0
         #: Calls whose communicator has no line.
         self.orphans = 0
-        self.notes: list[m.StateNote] = []
         self._home: dict[tuple[int, int], Communicator] = {}
         self.of_source: dict[int, list[Endpoint]] = {}
         self.inits = Inits(
@@ -68,7 +67,6 @@ class State:
             m.Coverage: self._coverage,
             m.Accounted: self._accounted,
             m.ProcessEnd: self._process_end,
-            m.StateNote: self._note,
             m.Phase: self._phase,
             m.Looked: self._looked,
         }
@@ -284,10 +282,6 @@ class State:
         process = self._of(end.source)
         process.end = end
         process.newest = max(process.newest, end.t)
-
-    def _note(self, note: m.StateNote) -> None:
-        if len(self.notes) < 1000:
-            self.notes.append(note)
 
     def _phase(self, p: m.Phase) -> None:
         self._of(p.source).phases.note(p)

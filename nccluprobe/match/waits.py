@@ -62,11 +62,6 @@ class Wait:
         """Oldest first; the same in every run."""
         return (self.first, self.comm.key, self.at)
 
-    @property
-    def waiting(self) -> frozenset[Hashable]:
-        """Actors that wait in it."""
-        return frozenset(e.actor for e in self.entered)
-
 
 def seen_in(w: Wait) -> tuple[Endpoint, ...]:
     """Of who entered a collective, those of whom that is seen; all, where nobody's record is left.

@@ -78,7 +78,7 @@ def test_who_is_inside_the_destroy_as_well_has_not_returned_from_it() -> None:
         c.proc.comm_end(c, t)
         c.proc.enter(c, DESTROY, t)
         c.proc.cover(0.5, 400)
-    assert causes(analyze_job(job)) == []
+    assert causes(analyze_job(job)) == [("collective_all_ranks_stuck", [])]
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30])

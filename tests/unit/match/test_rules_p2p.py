@@ -170,7 +170,8 @@ def test_a_receive_that_failed_in_the_end_was_none(rc: int, grouped: bool) -> No
     assert queue.n == (1 if rc == 0 else 0)
 
 
-def test_what_was_lost_before_the_newest_receive_explains_no_later_one() -> None:
+@pytest.mark.parametrize("left", [False, True])
+def test_what_was_lost_before_the_newest_receive_explains_no_later_one(left: bool) -> None:
     job = Job()
     comms = job.world(2)
     exchange(comms, 2)
@@ -179,8 +180,11 @@ def test_what_was_lost_before_the_newest_receive_explains_no_later_one() -> None
     for c in comms:
         c.proc.cover(0.5, 2)
         c.proc.cover(3, 400, lost_kernel=int(c is comms[1]))
+    if left:
+        comms[1].proc.comm_end(comms[1], t + 1)
     (f,) = analyze_job(job)
-    assert roots([f]) == [("rank_alive_but_not_entered", [1])]
+    reason = "rank_ended_communicator" if left else "rank_alive_but_not_entered"
+    assert roots([f]) == [(reason, [1])]
     assert f.severity == "error"
 
 
