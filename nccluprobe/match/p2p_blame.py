@@ -82,3 +82,16 @@ def orderly(e: Endpoint) -> bool:
         return e.end.how in ("destroy", "finalize")
     end = e.process.end
     return end is not None and end.how == "exited" and end.code == 0
+
+
+def of_step(
+    comm: Communicator, own: Endpoint, gone: tuple[Endpoint, ...]
+) -> tuple[Endpoint, ...] | None:
+    """Who is wrong where a peer has gone past a whole step of sends and receives to a collective.
+
+    It left out the step, or who waits has left out the collective that most have made.
+    """
+    if not gone:
+        return None
+    made = sum(e.entered > own.entered for e in comm.members())
+    return gone if 2 * made < comm.key.nranks else ()

@@ -14,7 +14,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.lessons import wait_for_sender
-from nccluprobe.match.p2p_blame import odd_of
+from nccluprobe.match.p2p_blame import odd_of, of_step
 from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_loss import guessed, may_have
 from nccluprobe.match.p2p_orders import inversion
@@ -330,7 +330,7 @@ class Judge:
             args = (self.comm, self.sides, unit.side, watched[0].endpoint, op)
             return gone if len(unit.ops) == 1 and shape_says(*args) == SKIPPED else ()
         if len(unit.ops) != 1 or len(watched) != 1:
-            return gone or None
+            return of_step(self.comm, unit.endpoint, gone) if len(watched) == 1 else gone or None
         peer = watched[0]
         if not gone and peer.endpoint.end is None and peer.reason != "rank_exited":
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support import messages
-from support.analysis import analyze_job, blamed, cover
+from support.analysis import analyze_job, blamed, cover, steps
 from support.messages import AR, BIG, RECV, SEND
 from support.tracegen import Comm, Job
 
@@ -184,3 +184,22 @@ def test_of_two_one_has_made_a_call_too_many_where_all_was_even_before() -> None
     assert one_more("sr" + "S", end=True) == []  # no habit so far
     assert one_more("srsrrs" + "r" + "R" + "s", end=True) == []  # one way in the step before
     assert one_more("srsrrs" + "R", end=False) == []  # its step may go on
+
+
+@pytest.mark.parametrize(("made", "named"), [((1, 2), set()), ((1,), {1})])
+def test_a_whole_step_that_a_peer_lacks_may_come_after_a_call_that_most_made(
+    made: tuple[int, ...], named: set[int]
+) -> None:
+    """Rank 1 has gone past both halves of a step, or rank 0 has left out the call before it."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    for r in made:
+        comms[r].proc.call(comms[r], "ncclAllReduce", t)
+    for r in {0, 2} - set(made):
+        peer = 1 - r if r == 0 else 0
+        half = {"peer": peer, "count": 1 << 24}
+        ops = [(comms[r], f"nccl{x}", dict(half)) for x in ("Send", "Recv")]
+        comms[r].proc.group(ops, t + 1, state="inside")
+    cover(job.procs, t + 400)
+    assert blamed(analyze_job(job)) == named
