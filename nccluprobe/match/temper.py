@@ -130,10 +130,23 @@ def _at_odds_with_several(causes: list[Finding]) -> None:
 
 
 def _guesses(causes: list[Finding]) -> None:
-    known = next((f for f in causes if f.culprits and not _is_guess(f)), None)
+    known = [f for f in causes if f.culprits and not _is_guess(f)]
     for f in causes:
-        if known is not None and _is_guess(f) and not set(f.culprits) <= set(known.culprits):
-            _demote(f, known)
+        if not _is_guess(f):
+            continue
+        # A half that was left out of a group is not explained by one who may only wait.
+        sure = [g for g in known if not (_is_left_out(f) and _may_wait(g))]
+        if sure and not set(f.culprits) <= set(sure[0].culprits):
+            _demote(f, sure[0])
+
+
+def _is_left_out(f: Finding) -> bool:
+    """Whether one is seen to have left out a send or receive, and nothing was lost."""
+    return f.details.get("reason") == "call_skipped" and f.details.get("confidence") == "inferred"
+
+
+def _may_wait(f: Finding) -> bool:
+    return (_is_plain(f) or _is_held(f)) and not _is_guess(f) and not _sure(f)
 
 
 def _circles_beside_difference(causes: list[Finding]) -> None:
@@ -174,17 +187,21 @@ def _alive_beside_gone(causes: list[Finding]) -> None:
 def _alive_beside_difference(causes: list[Finding]) -> None:
     """Who may wait for the device is no cause beside calls that keep devices from going on."""
     differences = [f for f in causes if f.hang_type in _DIFFERENCES and _is_fact(f)]
+    differences += [f for f in causes if _is_left_out(f) and f.culprits]
     for f in causes:
-        if not (_is_plain(f) or _is_held(f)) or not f.culprits or f.role != "root_cause":
-            continue
-        if _sure(f):
+        if not _may_wait(f) or not f.culprits or f.role != "root_cause":
             continue
         # On one communicator the slots tell: who is missing before the difference is missing.
         near = [
             g
             for g in differences
             if abs(f.since - g.since) <= _AFTER
-            and (g.comm_uid_hash != f.comm_uid_hash or (_is_held(f) and _is_before(g, f)))
+            and (
+                g.comm_uid_hash != f.comm_uid_hash
+                or _is_proven(g)
+                or _is_left_out(g)
+                or (_is_held(f) and _is_before(g, f))
+            )
         ]
         if near and not set(f.culprits) <= set(near[0].culprits):
             _demote(f, near[0])
@@ -204,6 +221,11 @@ def _held_before_full_queues(causes: list[Finding]) -> None:
 
 def _is_before(g: Finding, f: Finding) -> bool:
     return g.comm_seq is not None and f.comm_seq is not None and g.comm_seq < f.comm_seq
+
+
+def _is_proven(f: Finding) -> bool:
+    """Whether it is a circle of hosts that are inside their calls: nobody else made it."""
+    return "cycle" in f.details and f.details.get("confidence") == "observed"
 
 
 def _is_fact(f: Finding) -> bool:

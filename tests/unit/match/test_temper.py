@@ -278,3 +278,30 @@ def test_who_is_at_odds_with_several_is_the_one_that_is_wrong(
         found.append(f)
     temper(found)
     assert [f.culprits for f in found] == [named] * len(pairs)
+
+
+@pytest.mark.parametrize("confidence", ["observed", "inferred"])
+def test_who_may_wait_is_not_named_beside_a_proven_circle_on_its_own_communicator(
+    confidence: str,
+) -> None:
+    """A circle of hosts that are inside their calls is broken by itself."""
+    circle = finding("p2p_order_inversion", "orders_exclude", confidence, 0)
+    circle.details["cycle"], circle.culprits = [{}, {}], ()
+    f = finding("p2p_unmatched", "rank_alive_but_not_entered", "observed", 5)
+    f.comm_uid_hash = circle.comm_uid_hash = "00000000000000aa"
+    temper([circle, f])
+    assert f.culprits == (() if confidence == "observed" else (5,))
+
+
+@pytest.mark.parametrize(
+    ("main", "confidence", "named"),
+    [("running", "inferred", True), ("stopped", "inferred", False), ("running", "reduced", False)],
+)
+def test_a_half_that_was_left_out_of_a_group_is_not_explained_by_who_may_wait(
+    main: str, confidence: str, named: bool
+) -> None:
+    left = finding("p2p_unmatched", "call_skipped", confidence, 5)
+    alive = absence((4, ALIVE, main))
+    alive.comm_uid_hash = left.comm_uid_hash
+    temper([left, alive])
+    assert (left.culprits, pids(alive)) == (((5,), []) if named else ((), [4]))
