@@ -23,7 +23,7 @@ from nccluprobe.cli.numbers import seconds
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import check_kind
-from nccluprobe.report.writer import FindingWriter
+from nccluprobe.report.writer import FINDINGS, FindingWriter
 
 
 def analyze(
@@ -85,6 +85,9 @@ def analyze(
             unwritten = error
     if session.has_input():
         session.finish()
+        if writer.made and out is None and not found.traces:
+            # Nobody looks for files where no run is, and where they were not asked for.
+            typer.echo(f"{FINDINGS} is in {writer.folder} (--out DIR: elsewhere)", err=True)
         if unwritten is None:
             return int(session.exit_code())
         # The verdict is whole, and what waits for it must hear of an error all the same.

@@ -16,6 +16,7 @@ import numpy as np
 
 from nccluprobe.importers.fr_begun import hold_back
 from nccluprobe.importers.fr_calls import Calls, Collectives
+from nccluprobe.importers.fr_former import forget_former
 from nccluprobe.importers.fr_groups import (
     Group,
     Part,
@@ -43,10 +44,14 @@ class FlightRecorder:
         self.job = job
         self.table = table
         self.sources = {r: first_source + i for i, r in enumerate(sorted(job.members))}
+        dumps = [x.dump for x in job.members.values() if x.dump is not None]
+        #: Whether there was something of before a restart.
+        self.restarted = False
+        while forget_former(dumps, _shortest_timeout(job)):
+            self.restarted = True
         self.newest = max((x.dump.newest for x in job.members.values() if x.dump), default=0)
-        timeouts = [x.dump.timeout_ms for x in job.members.values() if x.dump and x.dump.timeout_ms]
         #: How long the ranks are taken to have waited, ns.
-        self.waited = min(timeouts, default=_TIMEOUT_MS) * 1_000_000
+        self.waited = _shortest_timeout(job)
         self.calls = 0
         #: Whether the time of the dumps is not known, and the timeout stands for it.
         self.assumed = False
@@ -279,6 +284,12 @@ class FlightRecorder:
             name=self.job.desc.get(group.key) or None,
             base=base,
         )
+
+
+def _shortest_timeout(job: Job) -> int:
+    """Of what is not complete, ns."""
+    timeouts = [x.dump.timeout_ms for x in job.members.values() if x.dump and x.dump.timeout_ms]
+    return min(timeouts, default=_TIMEOUT_MS) * 1_000_000
 
 
 def _batch(source: int, comm: int, c: Collectives) -> m.Batch:

@@ -26,6 +26,9 @@ _MAX_ENTRIES = 4_000_000
 _MAX_GROUPS = 100_000
 _BIG = 2**62
 _AHEAD = 128 << 10
+#: A pickle of protocol 2 or later, as PyTorch writes it, begins so.
+_PICKLE = b"\x80"
+_NEITHER = "neither a pickle nor JSON"
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 _STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
@@ -76,6 +79,8 @@ class Dump:
     created: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     #: When its end was noticed; 0: not so far.
     ended: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    #: ms; 0: none.
+    timeout: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     newest: int = 0
     #: Shortest timeout of what is not complete; 0: none.
     timeout_ms: int = 0
@@ -85,11 +90,29 @@ class Dump:
     def __len__(self) -> int:
         return len(self.seq)
 
+    def keep(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Leave these rows only."""
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[rows])
+        seen, group = np.unique(self.group, return_inverse=True)
+        self.group = group.astype(np.int32)
+        self.groups_seen = [self.groups_seen[g] for g in seen]
+        self.pg_ids = [self.pg_ids[g] for g in seen]
+        self.newest = int(max(self.created.max(initial=0), self.ended.max(initial=0)))
+        self.timeout_ms = _shortest(self.timeout[self.state != COMPLETED])
+
     @property
     def whole(self) -> bool:
         """Whether no entry is missing between the oldest and the newest."""
         n = len(self)
         return n > 0 and int(self.record.max()) - int(self.record.min()) == n - 1
+
+
+#: What an entry has, column by column.
+_COLUMNS = (
+    "group", "name", "datatype", "record", "seq", "p2p_seq", "op", "is_p2p",
+    "inputs", "outputs", "state", "created", "ended", "timeout",
+)  # fmt: skip
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -166,10 +189,11 @@ def _from_pickle(data: bytes) -> Any:
     except ValueError as error:
         if "plain types only" in str(error):
             raise
-        raise ValueError("it is no flight recorder dump: its pickle is broken") from error
+        why = "its pickle is broken" if data[:1] == _PICKLE else _NEITHER
+        raise ValueError(f"it is no flight recorder dump: {why}") from error
     except Exception as error:  # the unpickler raises whatever a broken stream leads it to
-        if data[:1] != b"\x80":
-            raise ValueError("it is no flight recorder dump: neither a pickle nor JSON") from error
+        if data[:1] != _PICKLE:
+            raise ValueError(f"it is no flight recorder dump: {_NEITHER}") from error
         why = "its end is missing" if _is_cut(error) else "its pickle is broken"
         raise ValueError(f"{why}: it was cut, or read while it was written") from error
 
@@ -336,9 +360,9 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.created = _int64([t or 0 for t in created])
     dump.ended = _int64([t or 0 for t in completed])
     dump.newest = max(int(dump.created.max()), *(_checked(t) for t in {*completed} - {None}), 0)
-    limits = {t for t, s in zip(timeout, dump.state.tolist(), strict=True) if s != COMPLETED}
+    dump.timeout = _int64([_checked(t or 0) for t in timeout])
     dump.timed = dump.timed or any(t is not None for t in begun)
-    dump.timeout_ms = min((_checked(t) for t in limits - {None, 0}), default=0)
+    dump.timeout_ms = _shortest(dump.timeout[dump.state != COMPLETED])
     if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
         raise TypeError("a name is no text")
     dump.names = [n[:200] for n in names]
@@ -358,6 +382,11 @@ def _int64(values: Sequence[Any]) -> Int64:
     if len(found) and (int(found.min()) <= -_BIG or int(found.max()) >= _BIG):
         raise OverflowError("a number is too large")
     return found
+
+
+def _shortest(timeouts: Int64) -> int:
+    """The shortest that there is, ms; 0: none."""
+    return int(timeouts[timeouts > 0].min(initial=_BIG)) % _BIG
 
 
 def _checked(value: Any) -> int:

@@ -38,6 +38,11 @@ class Imported:
     #: Notes for the report's coverage.
     notes: list[str] = field(default_factory=list)
 
+    def note(self, line: str) -> None:
+        """Say something once, be it of several jobs."""
+        if line not in self.notes:
+            self.notes.append(line)
+
     def all_notes(self) -> list[str]:
         """Notes and problems as lines for people."""
         lines = [f"{n} {_NAMES[kind]} read" for kind, n in self.files.items()]
@@ -132,9 +137,14 @@ def _flight_recorder(
             analysis.take(items)
         done.told.calls += recorder.calls
         if recorder.assumed:
-            done.notes.append(
+            done.note(
                 "a dump does not say when it was made: the ranks are taken to have waited "
                 f"for the timeout of {recorder.waited / 1e9:g} s after the newest call"
+            )
+        if recorder.restarted:
+            done.note(
+                "the job was restarted inside its processes: calls of before, which are still "
+                "in the dumps, are left out"
             )
 
 

@@ -55,6 +55,8 @@ class FindingWriter:
         self._unwritten: list[Finding] = []
         self._torn = False  # the file ends in a part of a line
         self._findings = self._log = -1
+        #: Whether the files were made, or found and opened.
+        self.made = False
 
     def open(self) -> None:
         """Make both files, as also an analysis without a finding leaves them."""
@@ -64,6 +66,7 @@ class FindingWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._findings = _append(self.folder / FINDINGS)
             self._log = _append(self.folder / LOG)
+            self.made = True
         except OSError as error:
             self.close()
             raise self._cannot(error) from error

@@ -37,8 +37,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_dumps(tmp_path: Path, here: Path) -> None:
     folder = stalled().write(tmp_path / "dumps")
     before = sorted(folder.iterdir())
-    code, out, _ = analyze(folder)
+    code, out, err = analyze(folder)
     assert code == ExitCode.FINDINGS
+    assert err == f"findings.jsonl is in {here} (--out DIR: elsewhere)\n"
     assert "of the communicator" not in out  # it is the same number
     assert "nccl_trace_rank_2" in out or "Rank 2" in out
     assert "4 flight recorder dumps read" in out
@@ -46,6 +47,28 @@ def test_dumps(tmp_path: Path, here: Path) -> None:
     assert sorted(folder.iterdir()) == before
     finding = json.loads((here / "findings.jsonl").read_text().splitlines()[0])
     assert [c["rank"] for c in finding["culprits"]] == [2]
+
+
+def test_who_asks_for_a_folder_is_not_told(tmp_path: Path) -> None:
+    folder = stalled().write(tmp_path / "dumps")
+    assert analyze(folder, "--out", tmp_path / "out")[2] == ""
+    assert (tmp_path / "out" / "findings.jsonl").exists()
+
+
+def test_what_several_jobs_share_is_said_once(tmp_path: Path) -> None:
+    for job in ("a", "b"):
+        stalled().write(tmp_path / "dumps" / job)
+    out = analyze(tmp_path / "dumps")[1]
+    assert "8 flight recorder dumps read" in out
+    assert out.count("a dump does not say when") == 1
+
+
+def test_a_text_beside_dumps_is_none(tmp_path: Path) -> None:
+    folder = stalled().write(tmp_path / "dumps")
+    (folder / "fault_injection.log").write_text("Fault ranks: [2]\nFault delay: 180.0\n")
+    out = " ".join(analyze("--from", "fr", folder)[1].split())
+    assert "it is no flight recorder dump: neither a pickle nor JSON" in out
+    assert "its pickle is broken" not in out
 
 
 def test_kind_is_told(tmp_path: Path) -> None:

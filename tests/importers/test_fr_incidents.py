@@ -5,11 +5,13 @@ A short form of what the table in docs/importers.md counts: a few seeds of each 
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from importers.fr_incidents import FORMS, Incident, make
+from importers.fr_real import Dumps, after_restart, write
 from importers.reading import Result
 
 #: Kinds of which every incident is decided, in all forms.
@@ -135,3 +137,19 @@ def test_what_only_failed_devices_show_as_open_is_old(
 def test_a_broadcast_that_its_root_has_completed_is_no_failed_device(tmp_path: Path) -> None:
     incident = made("crash-any", 1)
     assert blamed(incident, "active", tmp_path) == incident.culprits
+
+
+def dumps_of(incident: Incident) -> Dumps:
+    found = incident.dumps(FORMS["active"]()).items()
+    return {int(name.removeprefix("_dump_")): pickle.loads(data) for name, data in found}
+
+
+@pytest.mark.parametrize("seconds", [100.0, 900.0])
+def test_what_an_incident_left_before_a_restart_does_not_count(
+    seconds: float, tmp_path: Path
+) -> None:
+    now, before = made("hang-one", 3), made("gpu-one", 3)
+    assert now.job.n == before.job.n
+    assert now.culprits != before.culprits
+    dumps = after_restart(dumps_of(now), dumps_of(before), seconds)
+    assert Result(write(dumps, tmp_path)).blamed == now.culprits
