@@ -192,8 +192,12 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
     assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
 
 
-def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then() -> None:
-    """Rank 0 waits for rank 1, which may have come; rank 2 for rank 0, whose host is free."""
+@pytest.mark.parametrize("also", [False, True])
+def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then(also: bool) -> None:
+    """Rank 0 waits for rank 1, which may have come; rank 2 for rank 0, whose host is free.
+
+    ``also``: rank 2 lacks a send of rank 1, too, which has lost two records.
+    """
     job = Job()
     xs = job.world(3)
     ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[::2])]
@@ -202,12 +206,33 @@ def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then()
     for c in xs[::2]:
         c.proc.call(c, AR, 2.0, stream=0)
     ys[1].proc.call(ys[1], AR, 3.0, stream=1)
+    if also:
+        xs[2].proc.call(xs[2], "ncclRecv", 3.5, peer=1, count=1 << 24, stream=2)
     for p in job.procs:
         p.cover(0.5, 1.6)
-        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1))
-    (f,) = analyze_job(job)
+        p.cover(2.6, 400.0, lost_kernel=(1 + also) * (p.rank == 1))
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert (f.role, [c["rank"] for c in f.named]) == ("root_cause", [0])
     assert f.details["confidence"] == "reduced"
+
+
+def test_a_receive_that_is_only_inferred_to_be_left_out_explains_no_more_than_a_hung_device() -> (
+    None
+):
+    """Rank 2 may have made the call that stands behind its send, for which rank 1 has not come."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1.0, stream=0)
+    for r, c in enumerate(comms):
+        if r != 2:
+            c.proc.call(c, AR, 2.0, stream=0)
+    comms[2].proc.call(comms[2], "ncclSend", 2.5, peer=1, count=1 << 24, stream=0)
+    for p in job.procs:
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 2))
+    (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert (f.hang_type, f.named) == ("collective_all_ranks_stuck", [])
 
 
 def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds_nobody() -> None:
