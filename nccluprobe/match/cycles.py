@@ -33,6 +33,12 @@ def _odd_text(w: Wait | None) -> str:
     return "" if w is None else f"{_side(w)}, which the others have not called. "
 
 
+def _confidence(cycle: Cycle) -> str:
+    if not cycle.proven:
+        return "inferred"
+    return "reduced" if any(w.doubtful for w in cycle.waits) else "observed"
+
+
 def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> Finding | None:
     """A finding for calls whose orders exclude each other; None while they are not due.
 
@@ -66,7 +72,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
             first.finding.details.get("api") if first.finding else None,
             [e.comm_rank for e in first.entered],
             "orders_exclude" if odd is None or not cycle.minority else "call_extra",
-            "observed" if cycle.proven else "inferred",
+            _confidence(cycle),
             waited_s=seconds(waited),
             lossy=lost_any(e for w in cycle.waits for e in w.entered),
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from nccluprobe.match import model as m
 from nccluprobe.match import p2p_finding as make
@@ -23,7 +22,7 @@ from nccluprobe.match.p2p_past import Heads, left_out_call
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
-from nccluprobe.match.p2p_units import Unit, buffered, units_of
+from nccluprobe.match.p2p_units import Peer, Unit, buffered, units_of
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import (
     absent_reason,
@@ -35,23 +34,6 @@ from nccluprobe.match.status import (
 )
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
-
-
-@dataclass
-class _Peer:
-    """One endpoint that a unit waits for."""
-
-    endpoint: Endpoint
-    reason: str
-    #: How long both have stood still, ns.
-    quiet: int
-    proof: bool = False
-    loss: bool = False
-    #: It went on to a collective that cannot end before the unit does.
-    gone: bool = False
-    #: What the unit needs would stand behind the unit itself.
-    crossed: bool = False
-    silent: bool = False
 
 
 class Judge:
@@ -170,10 +152,11 @@ class Judge:
                 cause=cause,
                 hard=unit.hard is not None,
                 calls=frozenset(o.op.idx for o in unit.ops),
+                doubtful=any(p.loss or p.maybe for p in peers),
             )
         )
 
-    def _idle(self, unit: Unit, peers: list[_Peer]) -> bool:
+    def _idle(self, unit: Unit, peers: list[Peer]) -> bool:
         """Whether receives wait for work, as was declared or as history teaches.
 
         Only for peers that are free to come: alive, not stopped, outside NCCL.
@@ -220,8 +203,8 @@ class Judge:
         """Whether operations that a unit waits for may be among lost events."""
         return any(self.may_have(o.peer, unit) for o in unit.ops if o.peer is not None)
 
-    def _peers(self, unit: Unit, until: int) -> list[_Peer]:
-        found: dict[int, _Peer] = {}
+    def _peers(self, unit: Unit, until: int) -> list[Peer]:
+        found: dict[int, Peer] = {}
         for o in unit.ops:
             if o.peer is not None and id(o.peer) not in found:
                 if not o.counted and unit.hard is None:
@@ -229,7 +212,7 @@ class Judge:
                 found[id(o.peer)] = self._peer(unit, o.peer, until, o.counted)
         return list(found.values())
 
-    def _peer(self, unit: Unit, e: Endpoint, until: int, counted: bool) -> _Peer:
+    def _peer(self, unit: Unit, e: Endpoint, until: int, counted: bool) -> Peer:
         opt, p = self.ctx.options, e.process
         side = self.side(e)
         last = max(e.last_t, side.last_t if side else 0)
@@ -241,28 +224,30 @@ class Judge:
             grace = 0 if abrupt else min(opt.silent_after, opt.missing_after)
             reason = "rank_ended_communicator" if first else end_reason(p)
             if self._lost_before_end(e, unit):
-                return _Peer(e, "probe_event_loss_possible", until - since, loss=True)
+                return Peer(e, "probe_event_loss_possible", until - since, loss=True)
             if until - max(ended, unit.t) > grace:
-                return _Peer(e, reason, until - max(ended, unit.t), proof=True)
+                return Peer(e, reason, until - max(ended, unit.t), proof=True)
             until = min(until, ended)  # it went down with who waits for it, and was there till then
         if is_silent(p, self.ctx.now, opt.silent_after) or (p.end is not None and not p.ended):
-            return _Peer(e, "rank_not_observed", until - since, silent=True)
+            return Peer(e, "rank_not_observed", until - since, silent=True)
         quiet = min(until, p.through) - since
         if not counted:
-            return _Peer(e, "rank_not_observed", quiet, silent=True)
+            return Peer(e, "rank_not_observed", quiet, silent=True)
         if self.may_have(e, unit):
-            return _Peer(e, "probe_event_loss_possible", quiet, loss=True)
+            return Peer(e, "probe_event_loss_possible", quiet, loss=True)
         inside = p.inside_now() is not None
-        if may_have(self.comm, side, unit, e, ()):
+        maybe = may_have(self.comm, side, unit, e, ())
+        if maybe:
             pass  # it lacks more than it has lost: nobody knows whether this one
         elif self._steps.left_out(unit, e):
-            return _Peer(e, "call_skipped", quiet, gone=True)
+            return Peer(e, "call_skipped", quiet, gone=True)
         elif self._gone_past(unit, e, until):
             crossed = self.heads.crosses(unit, e)
-            return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
+            return Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
         elif (unit.hard is None or not inside) and self.heads.shut(unit, e):
-            return _Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
-        return _Peer(e, "rank_inside_other_call" if inside else absent_reason(p), quiet)
+            return Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
+        reason = "rank_inside_other_call" if inside else absent_reason(p)
+        return Peer(e, reason, quiet, maybe=maybe)
 
     def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""
@@ -296,7 +281,7 @@ class Judge:
             return False  # that it went on is only supposed
         return e.inside() is not None or until - last_sign(e) >= self.ctx.options.missing_after
 
-    def _due(self, unit: Unit, peers: list[_Peer], until: int) -> Finding | None:
+    def _due(self, unit: Unit, peers: list[Peer], until: int) -> Finding | None:
         opt = self.ctx.options
         watched = [p for p in peers if not p.silent]
         if not watched:
@@ -323,7 +308,7 @@ class Judge:
             )
         return self._finding(unit, peers, until, error=error, loss=loss)
 
-    def _blamed(self, unit: Unit, watched: list[_Peer]) -> tuple[Endpoint, ...] | None:
+    def _blamed(self, unit: Unit, watched: list[Peer]) -> tuple[Endpoint, ...] | None:
         """Who is wrong when peers have gone past; None: nobody has, the wait-for graph decides."""
         gone, op = tuple(p.endpoint for p in watched if p.gone), unit.ops[0].op
         if any(p.crossed for p in watched):
@@ -345,7 +330,7 @@ class Judge:
     def _finding(
         self,
         unit: Unit,
-        peers: list[_Peer],
+        peers: list[Peer],
         until: int,
         *,
         error: bool,
@@ -360,7 +345,8 @@ class Judge:
             for p in shown
             if p.endpoint.comm_rank is not None
         }
-        sure = not loss and not guessed(unit) and len(watched) == len(peers)
+        sure = not (loss or any(p.maybe for p in peers) or guessed(unit))
+        sure = sure and len(watched) == len(peers)
         return make.unmatched(
             self.comm,
             self.ctx,

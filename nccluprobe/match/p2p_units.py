@@ -82,6 +82,25 @@ class Unit:
         return any(o.peer is e for o in self.ops)
 
 
+@dataclass
+class Peer:
+    """One endpoint that a unit waits for."""
+
+    endpoint: Endpoint
+    reason: str
+    #: How long both have stood still, ns.
+    quiet: int
+    proof: bool = False
+    loss: bool = False
+    #: It lacks more than it has lost; this one may be what was lost.
+    maybe: bool = False
+    #: It went on to a collective that cannot end before the unit does.
+    gone: bool = False
+    #: What the unit needs would stand behind the unit itself.
+    crossed: bool = False
+    silent: bool = False
+
+
 def units_of(
     comm: Communicator,
     channels: Iterable[Channel],

@@ -50,6 +50,8 @@ class Wait:
     behind: list[Wait] = field(default_factory=list)
     #: Whoever is absent may have come: events of theirs were lost.
     weak: bool = False
+    #: Some who are absent from a send or receive may have come: events of theirs were lost.
+    doubtful: bool = False
     #: They have: what else is seen leaves nothing else.
     over: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
