@@ -83,16 +83,31 @@ def test_nothing_is_left_of_a_job_in_which_all_came() -> None:
         for r, c in enumerate(comms):
             c.proc.call(c, AR, 1 + step + r / 1000)
     cover(job.procs, 30)
+    found = ran(job)
+    assert found.left == 0
+    assert not found.ends
+
+
+def ran(job: Job) -> Ran:
+    """What the devices have left at the end of a trace."""
     run = Run(job)
     run.all()
     matcher = run.analysis.matcher
     matcher.settle()
     p2p = matcher.p2p
-    found = device_ran.ran(
+    return device_ran.ran(
         matcher.comms.values(), p2p.sides, p2p.pairs.wires.size, {}, matcher.table, frozenset()
     )
-    assert found.left == 0
-    assert not found.ends
+
+
+def test_a_group_does_not_run_while_a_host_is_at_its_end() -> None:
+    job = Job()
+    comms = job.world(64)
+    for r, c in enumerate(comms):
+        c.proc.call(c, AR, 1 + r / 1000)
+        c.proc.group([(c, AR, {})], 2, **({"state": "inside"} if r == 5 else {}))
+    cover(job.procs, 30)
+    assert ran(job).left == 64
 
 
 @pytest.mark.parametrize("seed", range(12))

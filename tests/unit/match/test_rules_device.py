@@ -70,6 +70,19 @@ def test_all_silent_after_one_call_are_one_stall_also_when_one_alone_is_waited_f
     assert [f.role for f in found if f.hang_type == "collective_missing_enter"] == ["downstream"]
 
 
+def test_two_that_are_inside_the_destroy_may_wait_for_each_other() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.comm_end(c, t)
+        (c.proc.call if c is comms[2] else c.proc.enter)(c, DESTROY, t)
+        c.proc.cover(0.5, 400)
+    found = analyze_job(job)
+    assert found and all(not f.named for f in found)
+    assert not any("all others have returned" in f.details["summary"] for f in found)
+
+
 def test_who_is_inside_the_destroy_as_well_has_not_returned_from_it() -> None:
     job = Job()
     comms = job.world(3)

@@ -216,6 +216,24 @@ def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then(a
     assert f.details["confidence"] == "reduced"
 
 
+def test_what_was_lost_before_a_later_send_leaves_no_doubt_of_one_that_does_not_come() -> None:
+    """Of rank 0, on another communicator, something else than a call on one was lost."""
+    job = Job()
+    xs = job.world(3)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[:2])]
+    for c in ys:
+        c.proc.call(c, AR, 1.0)
+    t = steps(xs, 5, start=1.1)
+    ys[0].proc.call(ys[0], "ncclSend", t + 1, peer=1, count=8)
+    ys[1].proc.call(ys[1], "ncclRecv", t + 1, peer=0, count=8)
+    steps(xs[:2], 1, start=t + 1.5)
+    for p in job.procs:
+        p.cover(0.5, t)
+        p.cover(t + 0.5, 400, lost_kernel=int(p.rank == 0))
+    (f,) = analyze_job(job)
+    assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([2], "observed")
+
+
 def test_a_receive_that_is_only_inferred_to_be_left_out_explains_no_more_than_a_hung_device() -> (
     None
 ):

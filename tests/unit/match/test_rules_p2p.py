@@ -102,6 +102,23 @@ def test_who_waits_in_its_stream_has_come_as_far_as_the_wrong_send() -> None:
     assert roots(analyze_job(sent_to_the_wrong_peer(400, sent=1.4))) == [("wrong_peer", [1])]
 
 
+def test_a_group_that_stands_behind_a_send_with_all_its_parts_has_gone_past_it() -> None:
+    """Rank 1 left out a receive; what it receives then is relayed of later sends of rank 0."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1, stream=0)
+    for peer in (1, 2, 3):
+        post(comms[0], SEND, peer, 2 + 0.1 * peer)
+    for r in (2, 3):
+        post(comms[r], RECV, 0, 2)
+        post(comms[r], SEND, 1, 2.1)
+    group = [(comms[1], RECV, {"peer": r, "count": BIG, "stream": 0}) for r in (2, 3)]
+    comms[1].proc.group(group, 2)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [("partner_gone_past", [1])]
+
+
 def test_a_send_in_a_group_that_did_not_end_has_not_come_to_the_device() -> None:
     job = Job()
     comms = job.world(3)
