@@ -144,7 +144,7 @@ class Session:
                 self.declare()
                 self._emit(self.analysis.scan(clock), writer)
                 takes = time.time_ns() - clock
-                due = self._due(clock)
+                due = self._due(clock, pause=left is not None and left <= 0)
                 writer.mark()
             if duration is not None and now - began >= duration:
                 break
@@ -160,16 +160,17 @@ class Session:
             signal.default_int_handler(number, frame)
         self._stopped = True
 
-    def _due(self, began: int) -> Due | None:
+    def _due(self, began: int, pause: bool) -> Due | None:
         """The next limit after a scan that began then, unix ns.
 
-        Limits of many waits may pass one after another: at most half of the time is
-        spent on scans.
+        ``pause``: that scan was of a limit, too.  Those of many waits may pass one
+        after another: at most half of the time is spent on scans.
         """
         due = self.analysis.due(began)
+        if due is None or not pause:
+            return due
         now = time.time_ns()
-        pause = max(now - began, round(_STEP_S * 1e9))
-        return None if due is None else replace(due, at=max(due.at, now + pause))
+        return replace(due, at=max(due.at, now + max(now - began, round(_STEP_S * 1e9))))
 
     def _catch_up(self, due: Due | None) -> bool:
         """Read; when a limit is over, what it depends on first; whether there was any.

@@ -70,10 +70,13 @@ def test_limits_that_pass_one_after_another_leave_time_between_scans(
     monkeypatch.setattr(session.analysis, "due", lambda began: Due(began + 1, sources))
     for took in (0.0, 3.0):
         began = time.time_ns() - round(took * S)
-        due = session._due(began)
+        due = session._due(began, pause=True)
         assert due is not None
         assert due.sources == sources
         assert due.at - time.time_ns() > (max(took, 0.25) - 0.1) * S
+    due = session._due(began, pause=False)  # it was not that of a limit
+    assert due is not None
+    assert due.at < time.time_ns()
 
 
 def test_when_a_limit_is_over_what_it_depends_on_is_read_first(
@@ -125,7 +128,7 @@ def test_no_scan_begins_just_before_a_limit(
     limit = time.time_ns() + round(1.3 * S)
     monkeypatch.setattr(session.analysis, "scan", scan)
     monkeypatch.setattr(
-        session, "_due", lambda began: Due(limit, frozenset({3})) if began < limit else None
+        session, "_due", lambda began, pause: Due(limit, frozenset({3})) if began < limit else None
     )
     with FindingWriter(tmp_path) as writer:
         session.follow(writer, 1.5, None)
