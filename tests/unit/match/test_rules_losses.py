@@ -253,7 +253,10 @@ def test_a_receive_that_is_only_inferred_to_be_left_out_explains_no_more_than_a_
     assert (f.hang_type, f.named) == ("collective_all_ranks_stuck", [])
 
 
-def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds_nobody() -> None:
+@pytest.mark.parametrize("api", [AR, "ncclSend"])
+def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds_nobody(
+    api: str,
+) -> None:
     """Rank 0 waits for rank 2's device, as that one does for rank 1, which waits for rank 0.
 
     So rank 1 has come, unseen: both go on, and rank 0 is the one that has not come.
@@ -265,8 +268,11 @@ def test_what_stands_only_behind_a_call_that_the_absent_rank_may_have_made_holds
     for c in (*xs, *ys, *zs):
         c.proc.call(c, AR, 1.0, stream=0)
     for r, (x, z) in enumerate(zip(xs[::2], zs, strict=True)):
-        x.proc.call(x, AR, 2.0, stream=0)
+        if api == AR:
+            x.proc.call(x, AR, 2.0, stream=0)
         z.proc.call(z, AR, 2.2, stream=1 - r)
+    if api != AR:
+        xs[2].proc.call(xs[2], api, 2.0, peer=1, count=1 << 24, stream=0)
     ys[1].proc.enter(ys[1], AR, 3.0, stream=0)
     for p in job.procs:
         state: dict[str, Any] = {"main": "syscall", "syscall": "read"} if p.rank == 2 else {}
