@@ -229,6 +229,23 @@ def test_sends_to_a_rank_that_does_not_exist_are_not_kept() -> None:
     assert side.queue(True, 7).n == 0 and side.queue(True, 7).end == 50
 
 
+def test_sends_to_a_rank_that_is_not_traced_are_not_kept_once_all_is_read() -> None:
+    """Before that a trace of it may turn up."""
+    job = Job()
+    comms = job.world(2, nranks=3)
+    for i in range(200):
+        post(comms[0], SEND, 2, 1 + 0.1 * i)
+    cover(job.procs, 100)
+    run = Run(job)
+    run.feed(0)
+    run.analysis.matcher.settle()
+    (side,) = run.analysis.matcher.p2p.sides.values()
+    assert side.queue(True, 2).n == 200
+    run.feed(1)
+    run.analysis.matcher.settle()
+    assert side.queue(True, 2).n < 100
+
+
 def test_what_was_open_is_forgotten_with_its_communicator() -> None:
     job = Job()
     comms = job.world(2)
