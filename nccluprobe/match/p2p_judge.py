@@ -59,7 +59,7 @@ class Judge:
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
-        self._steps = Steps(comm, sides)
+        self._steps = Steps(comm, sides, pairs.wires.size)
         self.heads, self.lacking = heads, lacking
         self.stalls = stalls
         self.findings: list[Finding] = []

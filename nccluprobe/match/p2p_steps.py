@@ -7,13 +7,15 @@ come back to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At
-from nccluprobe.match.p2p_queue import GROUP, IDX, ORD, PEER, SEND, Side, Table
+from nccluprobe.match.p2p_queue import GROUP, IDX, ORD, PEER, SEND, SIG, Side, Table
 from nccluprobe.match.p2p_units import Unit
 
 #: A peer takes part in a step directly, or through one other rank.
@@ -23,8 +25,15 @@ _HOPS = 2
 class Steps:
     """The newest operations of a communicator's endpoints, linked by their pairs."""
 
-    def __init__(self, comm: Communicator, sides: Mapping[At, Side]) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        sides: Mapping[At, Side],
+        size: Callable[[m.Int64], m.Int64] | None = None,
+    ) -> None:
+        """``size``: bytes by signature; halves of other sizes do not belong together."""
         self._sides: dict[int, Side] = {}
+        self._size = size
         for rank, e in comm.endpoints.items():
             side = sides.get((e.info.source, e.info.id))
             if side is not None and side.placed:
@@ -123,5 +132,9 @@ class Steps:
                 & (theirs[:, PEER] == rank)
                 & (theirs[:, SEND] != row[SEND])
             )
-            found += [(row[PEER], r[IDX], r[GROUP]) for r in theirs[same].tolist()]
+            fitting = theirs[same]
+            if self._size is not None and len(fitting):
+                mine = self._size(np.array([row[SIG]], np.int64))
+                fitting = fitting[self._size(fitting[:, SIG]) == mine]
+            found += [(row[PEER], r[IDX], r[GROUP]) for r in fitting.tolist()]
         return found

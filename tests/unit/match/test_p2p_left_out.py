@@ -117,6 +117,26 @@ def test_who_is_held_behind_another_stream_has_not_gone_past() -> None:
     assert "partner_gone_past" not in [f.details["reason"] for f in found]
 
 
+def test_halves_of_other_sizes_make_no_step() -> None:
+    """Rank 2 left out a receive in the first of two steps, in which rank 0 still is."""
+    job = Job()
+    comms = job.world(3)
+    for step, count in enumerate((BIG, 2 * BIG)):
+        for r, c in enumerate(comms):
+            args = [{"peer": p, "count": count} for p in range(3) if p != r]
+            ops = [(c, api, a) for a in args for api in (SEND, RECV)]
+            if (step, r) == (0, 2):
+                ops.remove((c, RECV, {"peer": 0, "count": count}))
+            if (step, r) != (1, 0):
+                c.proc.group(ops, 2.0 + step)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert "p2p_mismatch" in [f.hang_type for f in found]
+    statuses = [s for f in found for s in f.details["missing_rank_status"]]
+    assert "call_skipped" not in [s["reason"] for s in statuses]
+    assert blamed(found) <= {2}
+
+
 def test_of_more_than_was_lost_nobody_knows_which_was_left_out() -> None:
     """Rank 2's record of its receive is lost, and it has not come to the next step."""
     job = Job()
