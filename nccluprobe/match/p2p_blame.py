@@ -94,4 +94,4 @@ def of_step(
     if not gone:
         return None
     made = sum(e.entered > own.entered for e in comm.members())
-    return gone if 2 * made < comm.key.nranks else ()
+    return gone if 2 < comm.key.nranks >= 2 * made else ()
