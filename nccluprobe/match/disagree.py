@@ -225,12 +225,16 @@ def _best_shift(
     # the simpler explanation unless the shift explains more.
     same_api = table[mine[0]].api == table[model[0]].api
     least = max(1, straight + 1 if same_api else straight)
+    # Where one has gone on further, a shift is compared with more calls, and explains no
+    # more by that; unless it is a single call, and both stand at one place then.
+    all_agree = same_api and straight == min(calls, len(mine) - 1, len(model) - 1)
     best: list[tuple[int, Shift]] = []
     for by in range(1, MAX_SHIFT + 1):
         for skip in (True, False):
             a, b = (mine, model[by:]) if skip else (model, mine[by:])
             score = _matches(a, b, calls, table)
-            if score >= least:
+            ahead = len(model) - len(mine) if skip else len(mine) - len(model)
+            if score >= least and not (all_agree and max(by, ahead) > 1):
                 best.append((score, Shift(skip, by)))
     if not best:
         return None, False, straight

@@ -263,6 +263,27 @@ def test_shifts(mine: str, shift: Shift | None, several: bool) -> None:
     assert (verdict.ranks, verdict.shift, verdict.several_fit) == ((2,), shift, several)
 
 
+@pytest.mark.parametrize(
+    ("mine", "model", "shift"),
+    [
+        ("XAAAAA", "AA", None),
+        ("XAAA", "AAA", Shift(False, 1)),  # they stand at one place then
+        ("XBBB", "B", None),
+        ("AA", "XAAAAA", None),
+    ],
+)
+def test_one_that_has_gone_on_further_has_not_made_more_calls(
+    mine: str, model: str, shift: Shift | None
+) -> None:
+    """Equal calls follow one with another argument: all of them agree as they stand."""
+    table = SignatureTable()
+    ids = {c: table.intern(Signature("ncclAllReduce", count=n)) for n, c in enumerate("ABX")}
+    reference = [ids[c] for c in model]
+    streams = {0: reference, 1: reference, 2: [ids[c] for c in mine]}
+    (verdict,) = decide(streams, table, 8).verdicts
+    assert (verdict.ranks, verdict.shift) == ((2,), shift)
+
+
 def test_a_periodic_stream_says_that_several_shifts_fit() -> None:
     table, ids = _table("AB")
     model = [ids[c] for c in "AB" * 9]
