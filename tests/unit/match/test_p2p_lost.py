@@ -235,8 +235,11 @@ def test_of_two_ranks_their_other_groups_tell_who_made_more_or_less(wrong: str, 
     assert judged(job) == [("p2p_unmatched", f"call_{wrong}", [rank])]
 
 
+@pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize(("lost", "confidence"), [(False, "observed"), (True, "reduced")])
-def test_a_send_that_is_counted_over_a_hole_is_less_sure(lost: bool, confidence: str) -> None:
+def test_a_send_that_is_counted_over_a_hole_is_less_sure(
+    lost: bool, confidence: str, crashed: bool
+) -> None:
     """What is lost before it is taken for sends to the same peer, by their ordinals."""
     job = Job()
     a, b = job.world(2)
@@ -246,7 +249,9 @@ def test_a_send_that_is_counted_over_a_hole_is_less_sure(lost: bool, confidence:
     a.proc.call(a, SEND, 7, peer=1, count=BIG)
     for c in (a, b):
         c.proc.cover(0.5, 2)
-        c.proc.cover(6.5, 400, lost_kernel=int(lost and c is a))
+        c.proc.cover(6.5, 7.5 if crashed and c is b else 400, lost_kernel=int(lost and c is a))
+    if crashed:
+        b.proc.end(7.6, how="signaled", signal=11)
     (f,) = analyze_job(job)
     assert ([w["rank"] for w in f.named], f.details["confidence"]) == ([1], confidence)
 

@@ -85,6 +85,29 @@ def test_two_that_receive_first() -> None:
     assert blamed([found]) == set()  # a tie
 
 
+@pytest.mark.parametrize(("left_out", "next_"), [(SEND, RECV), (RECV, SEND)])
+def test_who_waits_in_its_next_step_has_left_one_out_and_no_other_order(
+    left_out: str, next_: str
+) -> None:
+    """Each of the two needs the other, but rank 1 has come to an end with the step of rank 0."""
+    job = Job()
+    comms = job.world(2)
+    for step in range(5):
+        for r, c in enumerate(comms):
+            calls = [
+                (c, api, {"peer": 1 - r, "count": BIG, "stream": 0})
+                for api in (SEND, RECV)
+                if not (step == 4 and r == 1 and api == left_out)
+            ]
+            c.proc.group(calls, 1.0 + step, state="inside" if step == 4 and r == 0 else "ended")
+    last = (comms[1], next_, {"peer": 0, "count": BIG, "stream": 0})
+    comms[1].proc.group([last], 6.0, state="inside")
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert {f.hang_type for f in found} == {"p2p_unmatched"}
+    assert blamed(found) == {1}
+
+
 def test_two_that_receive_first_where_a_send_may_be_lost() -> None:
     job = Job()
     comms = job.world(2)
