@@ -268,7 +268,7 @@ class Judge:
         units = self._of.get(id(e), ())
         if in_child_without(e, own) or any(x.needs(own) and self._left_out(unit, x) for x in units):
             return True
-        if unit.hard is None and self.stalls.only_behind(e, own, {o.op.idx for o in unit.ops}):
+        if self._stands_behind(unit, e):
             # What it queued stands behind this unit in that rank's stream, if in order.
             return zero_before(self.comm, own, own.entered) is None
         if self.comm.disagreement is not None or not (own.slotted and e.slotted):
@@ -280,6 +280,20 @@ class Judge:
         if e.sig_at(e.entered - 1) == m.SIG_LOST:
             return False  # that it went on is only supposed
         return e.inside() is not None or until - last_sign(e) >= self.ctx.options.missing_after
+
+    def _mutual(self, unit: Unit, peer: Peer) -> bool:
+        """Whether a peer stands in a send or receive of the two: each needs the other first."""
+        rank = unit.endpoint.comm_rank
+        heads = (s for s in self.stalls.stalls if s.endpoint is peer.endpoint)
+        mine = any(p.message is not None and p.peer == rank for s in heads for p in s.parts)
+        return (
+            mine and peer.reason == "partner_gone_past" and self._stands_behind(unit, peer.endpoint)
+        )
+
+    def _stands_behind(self, unit: Unit, e: Endpoint) -> bool:
+        """Whether all that a peer waits for is behind a unit."""
+        calls = {o.op.idx for o in unit.ops}
+        return unit.hard is None and self.stalls.only_behind(e, unit.endpoint, calls)
 
     def _due(self, unit: Unit, peers: list[Peer], until: int) -> Finding | None:
         opt = self.ctx.options
@@ -324,7 +338,7 @@ class Judge:
             # One of two is wrong: with more ranks, the one that all others wait for.
             if not gone:
                 return None
-            return gone if self.comm.key.nranks > 2 else ()
+            return gone if self.comm.key.nranks > 2 and not self._mutual(unit, peer) else ()
         return (odd,) if gone or odd is unit.endpoint else None
 
     def _finding(

@@ -133,6 +133,22 @@ def test_a_send_in_a_group_that_did_not_end_has_not_come_to_the_device() -> None
     assert {f.hang_type for f in found if f.role == "root_cause"} == {"p2p_unmatched"}
 
 
+def test_of_two_that_each_need_the_other_first_nobody_is_named() -> None:
+    """Rank 0 left out a receive, or rank 1 one: then the other one of each would have come."""
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1.0, stream=0)
+    for i in range(2):
+        post(comms[1], SEND, 2, 1.1 + i / 10)
+        post(comms[2], RECV, 1, 1.1 + i / 10)
+    post(comms[0], SEND, 1, 2.0)
+    post(comms[0], RECV, 1, 2.1)
+    post(comms[1], SEND, 0, 2.0)
+    cover(job.procs, 400)
+    assert [named for _, named in roots(analyze_job(job))] == [[]]
+
+
 def test_who_has_queued_what_stands_behind_a_send_has_gone_past_it() -> None:
     job = Job()
     comms = job.world(3)
