@@ -192,6 +192,24 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
     assert ([c["rank"] for c in f.named], f.details["confidence"]) == ([0], confidence)
 
 
+@pytest.mark.parametrize("api", ["ncclSend", "ncclRecv"])
+def test_that_a_rank_does_not_come_is_less_sure_while_a_third_may_hang_with_it(api: str) -> None:
+    """Rank 1 may have answered rank 0, and waits for it; the device of rank 2 may hold both."""
+    job = Job()
+    xs = job.world(3)
+    ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs[:2])]
+    for c in (*xs, *ys):
+        c.proc.call(c, AR, 1.0, stream=0)
+    xs[0].proc.call(xs[0], api, 2.0, peer=1, count=1 << 24, stream=0)
+    ys[1].proc.enter(ys[1], AR, 3.0, stream=0)
+    for p in job.procs:
+        p.cover(0.5, 1.6)
+        p.cover(2.6, 400.0, lost_kernel=int(p.rank == 1))
+    (f,) = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
+    assert f.details["missing_comm_ranks"] == [0]
+    assert (f.role, f.details["confidence"]) == ("downstream", "reduced")
+
+
 @pytest.mark.parametrize("also", [False, True])
 def test_that_the_call_was_made_is_supposed_where_another_rank_is_a_cause_then(also: bool) -> None:
     """Rank 0 waits for rank 1, which may have come; rank 2 for rank 0, whose host is free.
