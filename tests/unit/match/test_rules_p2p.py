@@ -262,6 +262,20 @@ def test_sends_to_a_rank_that_is_not_traced_are_not_kept_once_all_is_read() -> N
     assert side.queue(True, 2).n < 100
 
 
+def test_a_send_that_stays_open_keeps_no_whole_batch_alive() -> None:
+    job = Job()
+    comms = job.world(2)
+    post(comms[0], SEND, 1, exchange(comms, 300))
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    run.scan()
+    sides = run.analysis.matcher.p2p.sides.values()
+    (queue,) = (q for s in sides for q in s.queues.values() if q.n)
+    assert queue.n == 1
+    assert all(part.base is None for part in queue.parts)
+
+
 def test_what_was_open_is_forgotten_with_its_communicator() -> None:
     job = Job()
     comms = job.world(2)
