@@ -79,6 +79,9 @@ def decide(
     sizes = [len(ranks) for ranks in groups.values()]
     named = len(sizes) > 1 and sizes[0] > sizes[1] and sum(sizes) > 2
     inferred = named and 2 * sizes[0] <= sum(sizes)
+    if not named and (voted := _by_later_calls(groups, streams, table, calls)):
+        named = inferred = True
+        groups = voted
     if not named and len(sizes) > 1 and (kept := keeps_to_period(history, streams, table)):
         named = inferred = True
         groups = dict(sorted(groups.items(), key=lambda item: item[1][0] not in kept))
@@ -156,6 +159,36 @@ def keeps_to_period(
         if not back:
             return set()
     return kept if len(kept) < len(streams) else set()
+
+
+def _by_later_calls(
+    groups: Mapping[int, list[int]],
+    streams: Mapping[int, Sequence[int]],
+    table: SignatureTable,
+    calls: int,
+) -> dict[int, list[int]]:
+    """The sides, the larger one first, where ranks whose call was lost go on as one of them.
+
+    Empty when that makes none of them larger.
+    """
+    sizes = {sig: len(ranks) for sig, ranks in groups.items()}
+    # Who has gone on further does not agree in more calls by that.
+    known = min((max(len(streams[r]) for r in ranks) for ranks in groups.values()), default=0)
+    n = min(calls, known - 1)
+    for stream in streams.values() if len(groups) > 1 else ():
+        if stream[0] != SIG_LOST:
+            continue
+        fits = {
+            sig: max(_matches(stream[1:], streams[r][1:], n, table) for r in ranks)
+            for sig, ranks in groups.items()
+        }
+        best, second = sorted(fits.values())[:-3:-1]
+        if best > second:
+            sizes[max(fits, key=lambda sig: fits[sig])] += 1
+    first, second = sorted(sizes.values())[:-3:-1] if len(sizes) > 1 else (0, 0)
+    if first <= second:
+        return {}
+    return dict(sorted(groups.items(), key=lambda item: (-sizes[item[0]], item[1][0])))
 
 
 def _groups(streams: Mapping[int, Sequence[int]], table: SignatureTable) -> dict[int, list[int]]:

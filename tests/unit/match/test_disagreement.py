@@ -13,6 +13,7 @@ from support.tracegen import Job, unix
 
 from nccluprobe.match.disagree import Shift, decide
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.model import SIG_LOST
 from nccluprobe.match.signature import Signature, SignatureTable
 
 Program = Sequence[tuple[str, dict[str, Any]]]
@@ -282,6 +283,34 @@ def test_one_that_has_gone_on_further_has_not_made_more_calls(
     streams = {0: reference, 1: reference, 2: [ids[c] for c in mine]}
     (verdict,) = decide(streams, table, 8).verdicts
     assert (verdict.ranks, verdict.shift) == ((2,), shift)
+
+
+@pytest.mark.parametrize(
+    ("mine", "named", "wrong"),
+    [
+        ("?BCDE", True, (1,)),  # goes on as rank 0
+        ("?ABCD", True, (0,)),  # goes on as rank 1
+        ("?CDEF", False, (1,)),
+        ("?", False, (1,)),
+        ("?BCDE?", True, (1,)),
+    ],
+)
+def test_who_goes_on_as_one_of_two_made_its_lost_call_as_well(
+    mine: str, named: bool, wrong: tuple[int, ...]
+) -> None:
+    table, ids = _table("ABCDEFX")
+    ids["?"] = SIG_LOST
+    streams = {r: [ids[c] for c in s] for r, s in enumerate(("ABCDE", "XABCD", mine))}
+    decision = decide(streams, table, 8)
+    assert decision.named is decision.inferred is named
+    assert tuple(r for v in decision.verdicts for r in v.ranks) == wrong
+
+
+def test_in_calls_that_are_alike_nobody_goes_on_as_one_of_two() -> None:
+    table, ids = _table("AX")
+    ids["?"] = SIG_LOST
+    streams = {r: [ids[c] for c in s] for r, s in enumerate(("AAA", "XAAAAA", "?AAAAA"))}
+    assert not decide(streams, table, 8).named
 
 
 def test_a_periodic_stream_says_that_several_shifts_fit() -> None:
