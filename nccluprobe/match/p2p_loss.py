@@ -32,7 +32,7 @@ def unseen(e: Endpoint, side: Side | None, lane: Lane) -> int:
     here = p.losses.after(e.info.id, idx)
     if here:
         here = max(0, here - _of_calls(e, idx) - (0 if side is None else _of_others(side, idx)))
-    return min(most, here + p.losses.without_place(p.lost, p.through))
+    return min(most, here + p.unplaced())
 
 
 def may_have(

@@ -83,6 +83,8 @@ class Process:
     read_through: int = 0
     #: Where its lost records are missing.
     losses: Losses = field(default_factory=Losses)
+    #: Of those without a place, so many are supposed to be calls, while a scan judges.
+    supposed: int = 0
     #: What it declared of itself.
     phases: Phases = field(default_factory=Phases)
     #: Such a phase excuses it, by the last scan.
@@ -170,6 +172,10 @@ class Process:
         at = bisect_right(self._loss_t, t) - 1
         return self._loss_n[-1] - (self._loss_n[at] if at >= 0 else 0)
 
+    def unplaced(self) -> int:
+        """How many lost events may be anything, as they have no place."""
+        return max(0, self.losses.without_place(self.lost, self.through) - self.supposed)
+
     def unseen_after(self, comm: int, idx: int, t: int) -> int:
         """How many calls on a communicator may follow an ordinal seen at ``t``, unseen.
 
@@ -179,7 +185,7 @@ class Process:
         if not most:
             return 0
         here = self.losses.after(comm, idx)
-        return min(most, here + self.losses.without_place(self.lost, self.through))
+        return min(most, here + self.unplaced())
 
     def note_activity(self, a: m.Activity, shortest: int) -> None:
         """Note silences longer than ``shortest`` between calls."""

@@ -117,7 +117,7 @@ def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
     last = {e: -1 if e.last_idx is None else e.last_idx for _, e in waits}
     places = sum(p.losses.after(e.info.id, idx) for e, idx in last.items())
     places += sum(e.in_group for e in last if e.queued_in_group)  # made, if its end was lost
-    return lacking > p.losses.without_place(p.lost, p.through) + places
+    return lacking > p.unplaced() + places
 
 
 def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:

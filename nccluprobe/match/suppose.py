@@ -7,13 +7,14 @@ it was the call that others wait for is supposed where nothing else explains mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context, open_slot
-from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p import P2P
@@ -29,7 +30,7 @@ class Supposed:
     """Calls that are supposed to have been made; ``undo`` takes them back."""
 
     def __init__(self) -> None:
-        self._added: list[tuple[Endpoint, int]] = []
+        self._added: list[tuple[Endpoint, int, int]] = []
 
     def likely(self, comm: Communicator, ctx: Context, p2p: P2P) -> bool:
         """Calls at known places, and those that others more surely have not made.
@@ -49,7 +50,7 @@ class Supposed:
             if here <= 0 or e.queued or (side is not None and side.queued):
                 continue
             awaited = p2p.awaited(comm, e)
-            missing = min(behind(comm, e), losses.after(e.info.id, _last(e)))
+            missing = min(behind(comm, e), _places(e))
             if sum(awaited.values()) + missing > here and awaited and missing:
                 # It has come as far as all have who are ahead, or nobody knows how far.
                 missing = min(missing, least_behind(comm, e))
@@ -59,13 +60,27 @@ class Supposed:
                 p2p.suppose(e, awaited, losses.newest(e.info.id))
                 transfers = True
             self._add(comm, e, min(missing, here))
-        for _ in comm.endpoints:
-            o = open_slot(comm, ctx)
-            if o is None or not o.perhaps:
-                break
-            for e in o.perhaps:
-                self._add(comm, e, unseen(e))
         return transfers
+
+    def beside(self, comms: Mapping[CommKey, Communicator], of: Mapping[CommKey, Context]) -> None:
+        """Suppose that those came who may have, beside others that surely have not.
+
+        First come the calls that lack nobody else: a lost event is one call, not several.
+        """
+        lossy = [c for c in comms.values() if any(e.process.lost for e in c.endpoints.values())]
+        alone: Counter[int] = Counter()
+        for comm in lossy:
+            o = open_slot(comm, of[comm.key])
+            if o is not None and len(o.absent) == 1 and unseen(o.absent[0]):
+                alone[o.absent[0].process.source] += 1
+        for comm in lossy:
+            for _ in comm.endpoints:
+                o, known = open_slot(comm, of[comm.key]), len(self)
+                for e in () if o is None else o.perhaps:
+                    if _places(e) or e.process.unplaced() > alone[e.process.source]:
+                        self._add(comm, e, unseen(e))
+                if len(self) == known:
+                    break
 
     def weak(self, waits: Iterable[Wait]) -> bool:
         """Suppose that all came who may have; returns whether there are such."""
@@ -80,8 +95,8 @@ class Supposed:
         added = False
         for source, mine in lacks.items():
             p = of[source]
-            free = p.losses.without_place(p.lost, p.through)
-            free += sum(p.losses.after(e.info.id, _last(e)) for _, e in mine)
+            free = p.unplaced()
+            free += sum(_places(e) for _, e in mine)
             if sum(behind(comm, e) for comm, e in mine) > free:
                 continue  # it has not made all of them
             for comm, e in mine:
@@ -100,7 +115,10 @@ class Supposed:
         e.rows.extend(np.full(n, m.SIG_LOST, np.int32), np.full(n, t, np.int64), minus, order)
         e.next_ord += n
         e.lost += n
-        self._added.append((e, n))
+        grouped = e.in_group if e.queued_in_group else 0
+        beyond = min(e.process.unplaced(), max(n - _places(e) - grouped, int(grouped > 0)))
+        e.process.supposed += beyond
+        self._added.append((e, n, beyond))
 
     def __len__(self) -> int:
         return len(self._added)
@@ -108,7 +126,8 @@ class Supposed:
     def undo(self, since: int = 0) -> None:
         """Take them back, but for the first so many."""
         while len(self._added) > since:
-            e, n = self._added.pop()
+            e, n, beyond = self._added.pop()
+            e.process.supposed -= beyond
             e.rows.delete(len(e.rows) - n, n)
             e.next_ord -= n
             e.lost -= n
@@ -124,8 +143,9 @@ def least_behind(comm: Communicator, e: Endpoint) -> int:
     return min((x.entered for x in comm.members() if x.entered > e.entered), default=0) - e.entered
 
 
-def _last(e: Endpoint) -> int:
-    return -1 if e.last_idx is None else e.last_idx
+def _places(e: Endpoint) -> int:
+    """How many calls are known to be missing after the last collective that is seen."""
+    return e.process.losses.after(e.info.id, -1 if e.last_idx is None else e.last_idx)
 
 
 def explains(found: Sequence[Finding]) -> int:

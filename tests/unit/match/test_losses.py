@@ -9,6 +9,7 @@ from support.tracegen import Comm, Job
 
 from nccluprobe.match.losses import Holes
 from nccluprobe.match.status import unseen
+from nccluprobe.match.suppose import Supposed
 
 AR = "ncclAllReduce"
 
@@ -212,3 +213,31 @@ def test_known_holes_are_the_calls_that_all_who_are_ahead_have_made() -> None:
     assert [f.hang_type for f in found] == ["collective_all_ranks_stuck"]
     (stuck,) = found
     assert stuck.details["entered_comm_ranks"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("lost", "alone", "made"), [(1, False, 1), (2, False, 2), (1, True, 0)])
+def test_a_lost_event_is_supposed_to_be_one_call_only(lost: int, alone: bool, made: int) -> None:
+    """Ranks 2 and 3 lack a call on two communicators, rank 3 perhaps; and one that all made."""
+    job = Job()
+    xs = job.world(4)
+    more = [[c.proc.comm(h * 16, r, 4) for r, c in enumerate(xs)] for h in "bc"]
+    t = 1.0
+    for comms in (xs, *more):
+        t = steps(comms, 3, start=t)
+    for comms in (xs, more[0]):
+        steps(comms[:2], 1, start=t)
+    if alone:
+        steps(more[1][:3], 1, start=t)
+    for c in xs:
+        c.proc.cover(0.5, t - 0.05)
+        c.proc.cover(t + 1, t + 400, lost_kernel=lost if c is xs[3] else 0)
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher = run.analysis.matcher
+    contexts = {key: matcher._context(comm) for key, comm in matcher.comms.items()}
+    supposed, p = Supposed(), matcher.processes[3]
+    supposed.beside(matcher.comms, contexts)
+    assert (len(supposed), p.supposed, p.unplaced()) == (made, made, lost - made)
+    supposed.undo()
+    assert (p.supposed, p.unplaced()) == (0, lost)
