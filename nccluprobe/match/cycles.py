@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context
@@ -33,6 +33,11 @@ def _odd_text(w: Wait | None) -> str:
     return "" if w is None else f"{_side(w)}, which the others have not called. "
 
 
+def _are_of(odd: Wait, p2p: Sequence[Wait]) -> bool:
+    """Whether sends and receives that all have made are of the communicator of a call."""
+    return all(w.comm is odd.comm and not w.absent and not w.missing for w in p2p)
+
+
 def _confidence(cycle: Cycle) -> str:
     if not cycle.proven:
         return "inferred"
@@ -56,22 +61,21 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         return None
     p2p = [w for w in cycle.waits if w.label.startswith(("ncclSend", "ncclRecv"))]
     hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
-    if odd is not None and (cycle.minority or p2p):
+    # One half that was left out explains more than several ranks with a call too many.
+    few = () if p2p and len(cycle.minority) > 1 else cycle.minority
+    if odd is not None and (few or (p2p and _are_of(odd, p2p))):
         hang_type = "skipped_or_extra_call"
     sides = "; ".join(_side(w) for w in cycle.waits[:4])
     more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"
     named = [
-        e
-        for w in cycle.waits
-        for e in w.entered
-        if e.actor in cycle.minority and len(cycle.minority) < len(cycle.actors)
+        e for w in cycle.waits for e in w.entered if e.actor in few and len(few) < len(cycle.actors)
     ]
     details: dict[str, Any] = {
         **on_communicator(
             first.comm,
             first.finding.details.get("api") if first.finding else None,
             [e.comm_rank for e in first.entered],
-            "orders_exclude" if odd is None or not cycle.minority else "call_extra",
+            "orders_exclude" if odd is None or not few else "call_extra",
             _confidence(cycle),
             waited_s=seconds(waited),
             lossy=lost_any(e for w in cycle.waits for e in w.entered),

@@ -145,6 +145,7 @@ class Stalls:
             if (id(w), id(lack)) in self._seen:
                 continue
             self._seen.add((id(w), id(lack)))
+            w.missing |= bool(lack.missing)
             self._lacks.append(lack)  # an id stands for it as long as it lives
             for e in (*lack.missing, *lack.gone, *lack.held):
                 if id(e) not in known:

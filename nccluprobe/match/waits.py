@@ -46,6 +46,8 @@ class Wait:
     heads: set[Hashable] | None = None
     #: Only the run of the devices knows of it.
     device: bool = False
+    #: A part of it has not been made, by the run of the devices.
+    missing: bool = False
     #: What other parts of it stand behind, in the streams of who entered.
     behind: list[Wait] = field(default_factory=list)
     #: Whoever is absent may have come: events of theirs were lost.

@@ -154,6 +154,49 @@ def test_of_two_nobody_is_named() -> None:
     assert kinds(found) == {"skipped_or_extra_call"}
 
 
+def test_what_stands_behind_a_call_on_another_communicator_may_have_been_left_out() -> None:
+    """Rank 1 made a call that rank 0 has not: too early, or it left out the send before it."""
+    job, (cs, ds) = world(2, comms=2)
+    ds[1].proc.call(ds[1], AR, 5, stream=0)
+    post(cs[0], SEND, 1, 6)
+    post(cs[1], RECV, 0, 6)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == set()
+    assert "p2p_order_inversion" in kinds(found) and "skipped_or_extra_call" not in kinds(found)
+
+
+def test_a_half_that_is_missing_is_told_before_a_call_too_many() -> None:
+    """Rank 1 is inside a send, and its receive before, that rank 0 lacks, is with its device."""
+    job, (cs,) = world(2)
+    post(cs[1], RECV, 0, 5)
+    for c, times in ((cs[0], (6.0,)), (cs[1], (6.0, 6.1))):
+        for t in times:
+            c.proc.call(c, AR, t, stream=0)
+    cs[1].proc.enter(cs[1], SEND, 7, peer=0, count=BIG)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == set()
+    assert "skipped_or_extra_call" not in kinds(found)
+
+
+def test_several_that_made_a_call_before_others_are_not_all_wrong() -> None:
+    """Rank 2 left out a send to rank 3, for which ranks 0 and 4 wait; ranks 1 and 2 went on."""
+    job, (cs, ds) = world(5, comms=2)
+    for r in (0, 2, 3):  # they use two streams
+        cs[r].proc.call(cs[r], SEND, 4, peer=4, count=64, stream=1)
+        cs[4].proc.call(cs[4], RECV, 4, peer=r, count=64, stream=1)
+    for r in (1, 2):
+        ds[r].proc.call(ds[r], AR, 5, stream=0)
+    post(cs[2], SEND, 3, 6)
+    for r, source in ((3, 2), (0, 3), (4, 0)):
+        post(cs[r], RECV, source, 5)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert {f.role for f in found} >= {"root_cause"}
+    assert blamed(found) <= {2}
+
+
 def test_a_rank_whose_work_is_held_up_elsewhere_is_no_cause() -> None:
     """Rank 0 has not come to the last call of Y: its device is held by X, which lacks rank 2."""
     job, (xs, ys) = world(3, comms=2)
