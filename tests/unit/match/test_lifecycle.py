@@ -134,3 +134,19 @@ def test_a_communicator_that_ended_is_forgotten() -> None:
     assert matcher.comms_seen == 50
     assert not matcher.comms
     assert not matcher.endpoints
+
+
+def test_a_communicator_is_forgotten_when_all_have_left_it_and_no_trace_is_behind() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms:
+        c.proc.comm_end(c, t)
+    cover(job.procs, t + 1)
+    run = Run(job)
+    held = []
+    for i in range(3):
+        run.feed(i)
+        run.scan(unix(t + 1))
+        held.append(len(run.analysis.matcher.comms))
+    assert held == [1, 1, 0]
