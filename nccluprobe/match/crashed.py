@@ -1,13 +1,14 @@
-"""Ranks that crashed in calls that all have made.
+"""Ranks that crashed in calls that all have made, or aborted the communicator then.
 
 Hosts run ahead: who crashes has often made the same calls as the others, whose
 hosts wait for their devices outside NCCL.  Nothing is open at the API then, but
-the device run tells what cannot have ended, and nobody ends a job by a crash.
+the device run tells what cannot have ended, and nobody ends a job by a crash, or a
+communicator that others go on to use by an abort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
@@ -21,21 +22,29 @@ from nccluprobe.match.waits import Wait
 
 
 def crashed_at(e: Endpoint) -> int | None:
-    """When its process crashed while it still used the communicator; None: it did not."""
+    """When it aborted the communicator, or crashed while it still used it; None: it did not."""
+    if e.end is not None and e.end.how == "abort":
+        return e.end.t
     end = e.process.end if e.process.ended else None
     return None if end is None or e.end is not None or not ended_abruptly(e.process) else end.t
 
 
-def under_crash(waits: Sequence[Wait], context: Callable[[Communicator], Context]) -> list[Finding]:
+def under_crash(
+    waits: Sequence[Wait],
+    context: Callable[[Communicator], Context],
+    missed: Collection[Hashable] = (),
+) -> list[Finding]:
     """A finding for the first one that crashed in a call that others are still in, if any.
 
-    For waits that only the devices' run knows of, where nothing else is a cause.
+    For waits that only the devices' run knows of, where nothing else is a cause.  Who
+    aborted is told only when it is one of those that others wait for at last, ``missed``:
+    some end a communicator so when it has done its work.
     """
     found: list[tuple[int, Wait, Endpoint, list[Endpoint]]] = []
     for w in waits:
         for e in w.held if w.device and w.cause is None else ():
             at = crashed_at(e)
-            if at is None:
+            if at is None or (e.end is not None and e.actor not in missed):
                 continue
             ctx = context(w.comm)
             stay = [
@@ -57,7 +66,9 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     rank = -1 if e.comm_rank is None else e.comm_rank
     waited = max(waiting_until(x, ctx) for x in stay) - at
     lossy = lost_any(comm.endpoints.values())
-    status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, end_reason(e.process))
+    aborted = e.end is not None
+    reason = "rank_ended_communicator" if aborted else end_reason(e.process)
+    status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, reason)
     ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
     details: dict[str, Any] = {
         **on_communicator(
@@ -74,7 +85,8 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
         "left_rank_status": [status],
         "unobserved_comm_ranks": len(comm.unobserved()),
         "summary": (
-            f"{capital(named([e], f'communicator {comm.label}'))} crashed or was killed when "
+            f"{capital(named([e], f'communicator {comm.label}'))} "
+            f"{'aborted it' if aborted else 'crashed or was killed'} when "
             f"{w.label} may not have ended; "
             + ("another member has" if len(ranks) == 1 else f"{len(ranks)} other members have")
             + f" not called NCCL for {seconds(waited):.1f} s since."

@@ -73,7 +73,10 @@ def assign(
     roots = [f for f in (*findings, *made) if f.role == "root_cause"]
     # Who does not come to an init is known by number only: that says nothing against a crash.
     if all(f.hang_type == "comm_init_missing_enter" and not f.culprits for f in roots):
-        made += (crash := under_crash(waits, context))
+        ends = (graph.causes[id(w)] for w in waits if w.finding is not None)
+        missed = {c.key for found in ends for c in found if c.kind == "rank"}
+        made += (crash := under_crash(waits, context, missed))
+        roles.follow(crash)
         if not (crash or roots):
             roles.name_unsure()
     return made
@@ -301,6 +304,15 @@ class _Roles:
             assert w.finding is not None
             w.finding.role = "root_cause"
             w.finding.culprits = (e.process.who,)
+
+    def follow(self, found: Iterable[Finding]) -> None:
+        """Link what waits for those whom these findings name."""
+        for f in found:
+            for who in f.culprits:
+                self._of_cause.setdefault(Cause("rank", (who, 0)), f)
+        for w in self.graph.waits:
+            if found and w.finding is not None:
+                self._follow(w)
 
     def _own_end(self, actor: Actor) -> frozenset[Cause]:
         """The causes of an actor's own absence: itself, when it waits for nobody."""

@@ -128,3 +128,26 @@ def test_who_crashed_is_named_beside_an_init_that_lacks_a_rank() -> None:
     found = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert {d["rank"] for f in found for d in f.named} == {2}
     assert "comm_ended_under_waiters" in {f.hang_type for f in found}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(waits: bool) -> None:
+    """Rank 1's device is held up by the call, so that it does not come to rank 0 elsewhere."""
+    job = Job()
+    comms = job.world(4)
+    pair = [c.proc.comm("00000000000000bb", i, 2) for i, c in enumerate(comms[:2])]
+    t = steps(comms, 5, stream=0, start=steps(pair, 3, stream=0))
+    for c in comms:
+        c.proc.call(c, "ncclAllReduce", t if c is comms[2] else t + 0.5, stream=0)
+    comms[2].proc.comm_end(comms[2], t + 0.1, "abort")
+    if waits:
+        pair[0].proc.call(pair[0], "ncclAllReduce", t + 1, stream=1)
+    for c in comms:
+        c.proc.cover(0.5, 400, main="syscall", syscall="read" if c is comms[2] else "poll")
+    found = [f for f in analyze_job(job) if f.state == "open"]
+    named = [(f.hang_type, [d["rank"] for d in f.named]) for f in found if f.role == "root_cause"]
+    assert named == ([("comm_ended_under_waiters", [2])] if waits else [])
+    assert all("aborted it when" in f.details["summary"] for f in found if f.role == "root_cause")
+    assert [f.role for f in found if f.hang_type == "collective_missing_enter"] == (
+        ["downstream"] if waits else []
+    )
