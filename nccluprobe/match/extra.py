@@ -10,7 +10,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Actor
 from nccluprobe.match.status import unseen
-from nccluprobe.match.waits import Wait, entry_of
+from nccluprobe.match.waits import Wait, entry_of, seen_in
 
 #: Of more waits in a circle than this, the others are not compared.
 _MOST = 8
@@ -38,10 +38,10 @@ def extra_call(
     outside: Collection[Cause],
     core: Collection[Actor] = (),
 ) -> tuple[Wait, ...] | None:
-    """A collective of a cycle that a minority made alone, and what shows that it is one too many.
+    """A collective of a cycle that one rank made alone, and what shows that it is one too many.
 
     ``outside``: causes that the cycle has besides: several ranks that are free, and have
-    not come to it.  One of the others waits for who made it, in a call of the same
+    not come to it.  One of the others waits for that one, in a call of the same
     threads: one program has one order of calls, so either made the call too many, or left
     out the other; had the other one left it out, those that are free would have come to it.
     With one that is free the greater number tells: more ranks wait so than have made it,
@@ -55,7 +55,8 @@ def extra_call(
         free = {c.key for c in outside} - {e.actor for e in w.entered}
         if w.device or w.seq is None or not few or not free:
             continue
-        if not free <= {e.actor for e in w.absent}:
+        # Of several, one fault would have made all of them do the same.
+        if not free <= {e.actor for e in w.absent} or len(seen_in(w)) > 1:
             continue
         past = [(x, by) for x in waits if x is not w and (by := _gone_past(w, x))]
         ranks = {a for _, by in past for a in by}
@@ -69,7 +70,7 @@ def out_of_order(cycle: Iterable[Wait]) -> set[Actor]:
 
     Others that have made both, in one thread, tell which comes first in the program.
     """
-    calls = [w for w in cycle if w.seq is not None and not w.device]
+    calls = [w for w in cycle if w.seq is not None and not w.device and not _all_made(w)]
     found: set[Actor] = set()
     for x, y in permutations(calls[:_MOST], 2):
         made = {e.actor: e for e in y.entered}
@@ -79,6 +80,11 @@ def out_of_order(cycle: Iterable[Wait]) -> set[Actor]:
         if all(entry_of(x, a) < entry_of(y, b) for a, b in both):
             found |= {e.actor for e in x.absent if e.actor in made and not unseen(e)}
     return found
+
+
+def _all_made(w: Wait) -> bool:
+    """Whether all have made a call, and who is absent from it is held up elsewhere."""
+    return all(e in w.entered for e in w.absent)
 
 
 def _gone_past(w: Wait, x: Wait) -> set[Actor]:

@@ -7,7 +7,7 @@ needs.  What an actor's absence comes from is found at the ends of its paths.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccluprobe.match.components import components, lasting_part, proven_part
@@ -324,7 +324,7 @@ def odd_call(waits: Sequence[Wait]) -> Wait | None:
 
 
 def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ...]:
-    """Of two sides of different size, the smaller one.
+    """Of two sides of different size, the smaller one; of several ranks, only if half as large.
 
     Only those count that had to come to both: others had no choice of an order.
     """
@@ -332,7 +332,7 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     if odd is not None:
         sides = [{e.actor for e in x} for x in (seen_in(odd), odd.absent)]
         few, many = sorted(sides, key=len)
-        return tuple(sorted(few, key=repr)) if len(few) < len(many) and few <= actors else ()
+        return tuple(sorted(few, key=repr)) if _is_smaller(few, many) and few <= actors else ()
     # What only the streams tell is between these, unless there is nothing else.
     pair = [w for w in waits if not w.device] or list(waits)
     if len(pair) != 2:
@@ -340,6 +340,11 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in pair))
     sat = ({e.actor for e in w.entered if not w.device or e.actor in (w.heads or ())} for w in pair)
     few, many = sorted((s & both for s in sat), key=len)
-    if not few or len(few) == len(many) or few & many:
+    if not few or not _is_smaller(few, many) or few & many:
         return ()
     return tuple(sorted(few, key=repr))
+
+
+def _is_smaller(few: Collection[Actor], many: Collection[Actor]) -> bool:
+    """Whether a side is so much smaller that it is the one that differs."""
+    return len(few) < len(many) and (len(few) == 1 or 2 * len(few) <= len(many))

@@ -131,3 +131,19 @@ def test_a_host_inside_a_send_is_not_held_by_a_collective_that_has_returned() ->
     found = analyze_job(job)
     assert [f.hang_type for f in found if "cycle" in f.details] == []
     assert blamed(found) == {2}
+
+
+@pytest.mark.parametrize(("few", "named"), [(1, {0}), (2, {0, 1}), (3, set())])
+def test_of_two_sides_the_much_smaller_one_is_named(few: int, named: set[int]) -> None:
+    """Seven ranks: each side is inside a call that the other has not made."""
+    job = Job()
+    xs = job.world(7)
+    ys = [c.proc.comm("00000000000000bb", r, 7) for r, c in enumerate(xs)]
+    for t, comms in ((1.0, xs), (2.0, ys)):
+        for c in comms:
+            c.proc.call(c, "ncclAllReduce", t)
+    for r, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        c = x if r < few else y
+        c.proc.enter(c, "ncclAllReduce", 3.0)
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == named
