@@ -119,7 +119,7 @@ class Device:
         nothing: dict[tuple[CommKey, int], list[Endpoint]] = {}
         for comm in self._comms.values():
             for e in comm.endpoints.values():
-                if (at := death_of(e)) is not None:
+                if (e.end or e.process.end) and (at := death_of(e)) is not None:
                     self._death[id(e)] = at
         for left in past.ends:
             comm, e = left.comm, left.endpoint
@@ -128,9 +128,10 @@ class Device:
                 parts_of_calls(left, table, nodes, nothing, most)
         self.nodes = list(nodes.values())
         self._streams: dict[Stream, deque[Node]] = {}
-        for node in sorted(nodes.values(), key=lambda n: (n.t, n.idx)):
+        for node in sorted(self.nodes, key=lambda n: (n.t, n.idx)):
             for stream in node.streams:
-                self._streams.setdefault(stream, deque()).append(node)
+                queue = self._streams.get(stream) or self._streams.setdefault(stream, deque())
+                queue.append(node)
             for part in node.parts:
                 self._register(part, node, table)
         for at_slot, idle in nothing.items():

@@ -69,40 +69,38 @@ def gather(
 ) -> Ends:
     ends = Ends(comms=comms)
     who: dict[Who, int] = {}
-    number_of: dict[int, int] = {}  # id of a process -> number of who it is
+    seen: set[int] = set()
     most = max(16, _MOST // max(1, sum(len(comm.endpoints) for comm in comms)))
     for number, comm in enumerate(comms):
         entered, limit = NEVER, NEVER
         agreed = comm.key not in disputed
         for rank, e in comm.endpoints.items():
-            at, p = len(ends.endpoints), e.process
-            mine = number_of.get(id(p))
-            if mine is None:
-                mine = number_of[id(p)] = who.setdefault(p.who, len(who))
+            p, tail, any_left = e.process, e.tail, False
+            if p.source not in seen:
+                seen.add(p.source)
                 ends.through = min(ends.through, p.through)
             if e.end is not None or p.end is not None:
                 death = death_of(e)
                 if death is not None:
                     limit = min(limit, death - SECOND)
                     ends.deaths[p.who] = min(ends.deaths.get(p.who, death), death)
-            side, any_left = side_of(e, sides), False
+            side = side_of(e, sides)
             if side is not None and (side.over <= (side.last_idx or 0) or side.unsettled):
                 rows = side.recent()[-most:]
                 ends.messages.append(rows[rows[:, q.IDX] >= side.over] if side.over else rows)
-                ends.messages_of.append(at)
+                ends.messages_of.append(len(ends.endpoints))
                 any_left = True
             if e.slotted and rank not in comm.unwatched:
                 entered = min(entered, e.entered)
-                over = e.tail.over
-                if agreed and over < e.next_ord and len(rows := e.tail.rows()[-most:]):
-                    ends.calls.append(rows[rows[:, c.ORD] >= over] if over else rows)
-                    ends.calls_of.append(at)
+                if agreed and tail.over < e.next_ord and len(rows := tail.rows()[-most:]):
+                    ends.calls.append(rows[rows[:, c.ORD] >= tail.over] if tail.over else rows)
+                    ends.calls_of.append(len(ends.endpoints))
                     any_left = True
             if any_left:
                 ends.endpoints.append(e)
                 ends.sides.append(side)
                 ends.comm.append(number)
-                ends.who.append(mine)
+                ends.who.append(who.setdefault(p.who, len(who)))
                 ends.ranks.append(rank)
         ends.entered.append(entered)
         ends.limit.append(limit)

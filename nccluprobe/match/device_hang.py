@@ -210,11 +210,12 @@ class _Queues:
         self._left: dict[Hashable, Counter[Stream]] = {}
         self._inside: dict[Hashable, list[Node]] = {}
         for node in device.nodes:
-            who = node.parts[0].endpoint.process.who
-            if not node.done:
-                self._left.setdefault(who, Counter()).update(node.streams)
             if node.inside:
-                self._inside.setdefault(who, []).append(node)
+                self._inside.setdefault(node.parts[0].endpoint.process.who, []).append(node)
+        for node in device.nodes if self._inside else ():
+            who = node.parts[0].endpoint.process.who
+            if who in self._inside and not node.done:
+                self._left.setdefault(who, Counter()).update(node.streams)
 
     def is_held(self, who: Hashable) -> bool:
         """Whether a host is inside a call that does not hold it, with room in its streams."""

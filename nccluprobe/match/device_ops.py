@@ -50,7 +50,7 @@ class Part(NamedTuple):
         return self.message is not None and self.message[1]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """An operation or a group in its streams."""
 
@@ -164,8 +164,6 @@ def meeting_of(part: Part, table: SignatureTable) -> Meeting:
 
 def death_of(e: Endpoint) -> int | None:
     """When the device's work for an endpoint was taken away."""
-    if e.end is None and e.process.end is None:
-        return None
     times = [e.process.end.t] if e.process.ended and e.process.end is not None else []
     if e.end is not None and e.end.how not in ("destroy", "finalize"):
         times.append(e.end.t)
@@ -262,11 +260,12 @@ def parts_of_calls(
     order = np.argsort(tail[:, ORD], kind="stable")[::-1]
     done, shift, last = e.done or 0, e.entered - e.next_ord, -1
     held = e.inside() is not None
-    zeros = table.any_zero and comm.discards_zero
+    zeros, gaps = table.any_zero and comm.discards_zero, e.tail.gaps
     for row in tail[order][:most].tolist():
         if row[ORD] == last:
             continue  # seen before, while it was inside
-        shift -= sum(n for o, n in e.tail.gaps.items() if row[ORD] < o and (o <= last or last < 0))
+        if gaps:
+            shift -= sum(n for o, n in gaps.items() if row[ORD] < o and (o <= last or last < 0))
         last = row[ORD]
         inside = row[RC] == RC_INSIDE
         if (not inside and m.not_run(row[RC])) or last in e.tail.discarded:
