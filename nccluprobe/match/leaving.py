@@ -119,6 +119,12 @@ def _ended_in_order(p: Process) -> bool:
     return not end.signal and not end.in_flight and not p.cut
 
 
+def _lacking(w: Wait, f: Finding) -> list[Endpoint]:
+    """Who did not come, with those that may have: events of theirs were lost."""
+    known = w.comm.endpoints
+    return [known[r] for r in f.details.get("missing_comm_ranks") or () if r in known]
+
+
 def _judged(w: Wait, f: Finding) -> bool:
     if f.hang_type not in ("collective_missing_enter", "comm_ended_under_waiters"):
         return False
@@ -127,12 +133,13 @@ def _judged(w: Wait, f: Finding) -> bool:
 
 def _is_extra(w: Wait, f: Finding) -> bool:
     """Whether the greater part had an orderly end after the same call, or waits for somebody."""
-    if not _judged(w, f) or 2 * len(w.absent) <= w.comm.key.nranks:
+    lacking = _lacking(w, f)
+    if not _judged(w, f) or 2 * len(lacking) <= w.comm.key.nranks:
         return False
     reasons = {s["comm_rank"]: s["reason"] for s in f.details["missing_rank_status"]}
     return all(
         _orderly(e) or (left_at(e) is None and reasons.get(e.comm_rank) == "rank_waiting_elsewhere")
-        for e in w.absent
+        for e in lacking
     )
 
 
@@ -174,7 +181,7 @@ def _extra(w: Wait, f: Finding) -> None:
         "minority_comm_ranks": ranks,
         "summary": (
             f"{capital(named(made, f'communicator {w.comm.label}'))} called {w.label} after "
-            f"{named(w.absent)}, the greater part, had made their last call and come to an "
+            f"{named(_lacking(w, f))}, the greater part, had made their last call and come to an "
             f"orderly end."
         ),
     }
