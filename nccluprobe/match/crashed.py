@@ -15,8 +15,10 @@ from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.names import capital, named
+from nccluprobe.match.options import SECOND
 from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, last_sign, rank_status
 from nccluprobe.match.waits import Wait
 
@@ -59,6 +61,24 @@ def under_crash(
         return []
     at, w, e, stay = min(found, key=lambda x: (x[0], x[1].order))
     return [_finding(w, e, stay, at, context(w.comm))]
+
+
+def under_abort(stall: Stall, ctx: Context) -> Finding | None:
+    """A finding for who aborted the communicator when its newest call may not have ended.
+
+    ``stall``: members that have not called anything since, with others waiting for them.
+    """
+    comm = stall.comm
+    gone = [e for e in comm.endpoints.values() if e.end is not None and e.end.how == "abort"]
+    found = [(at, e) for e in gone if (at := crashed_at(e)) is not None]
+    at, e = min(found, key=lambda x: (x[0], x[1].info.id), default=(0, None))
+    stay = [x for x in stall.members if x is not e and not x.process.ended]
+    if e is None or not stay or at - stall.since > SECOND:
+        return None
+    api = "call" if comm.last_sig is None else ctx.table[comm.last_sig].api
+    seq = comm.last_seq
+    w = Wait(comm, f"{api} #{seq}", stall.since, stall.members, (), at=(comm.closed, 3), seq=seq)
+    return _finding(w, e, stay, at, ctx)
 
 
 def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.completion import not_complete
-from nccluprobe.match.crashed import under_crash
+from nccluprobe.match.crashed import under_abort, under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
@@ -171,7 +171,8 @@ class _Roles:
                 and any(c.key in stall.candidates for c in self.graph.causes[id(w)])
             ]
             if behind:
-                f = stall_finding(stall, behind, self.context(stall.comm))
+                ctx = self.context(stall.comm)
+                f = under_abort(stall, ctx) or stall_finding(stall, behind, ctx)
                 for a in stall.candidates:
                     self._of_cause[Cause("rank", a)] = f
                 made.append(f)

@@ -151,3 +151,21 @@ def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(waits
     assert [f.role for f in found if f.hang_type == "collective_missing_enter"] == (
         ["downstream"] if waits else []
     )
+
+
+@pytest.mark.parametrize(("after", "named"), [(0.1, {2}), (5.0, set())])
+def test_who_aborted_before_a_call_can_have_ended_explains_who_stay_silent_after_it(
+    after: float, named: set[int]
+) -> None:
+    """Ranks 0 and 1 call nothing more; ranks 2 and 3 have made the next call already."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    for c in comms[2:]:
+        c.proc.call(c, "ncclAllReduce", t - 0.05, stream=0)
+    comms[2].proc.comm_end(comms[2], t - 0.1 + after, "abort")
+    for c in comms:
+        c.proc.cover(0.5, 400, main="syscall", syscall="poll")
+    causes = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert {d["rank"] for f in causes for d in f.named} == named
+    assert len(causes) == 1
