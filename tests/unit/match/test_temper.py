@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.analysis import analyze_job, blamed, cover, steps
+from support.tracegen import Job
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.model import ProcessKey
@@ -305,3 +307,17 @@ def test_a_half_that_was_left_out_of_a_group_is_not_explained_by_who_may_wait(
     alive.comm_uid_hash = left.comm_uid_hash
     temper([left, alive])
     assert (left.culprits, pids(alive)) == (((5,), []) if named else ((), [4]))
+
+
+def test_of_two_that_did_not_come_the_one_that_is_missed_elsewhere_too_is_named() -> None:
+    """Whether the other one waits for its device is not seen in such a trace."""
+    job = Job()
+    comms = job.world(4)
+    pair = [job.procs[r].comm("00000000000000bb", at, 2) for at, r in enumerate((0, 3))]
+    t = steps(pair, 3, start=steps(comms, 5))
+    steps([*comms[:2], pair[0]], 1, start=t, stream=0)
+    cover(job.procs[:3], t + 400)
+    cover(job.procs[3:], t + 400, main="syscall", syscall="read")
+    found = analyze_job(job)
+    assert blamed(found) == {3}
+    assert not any(f.free for f in found)
