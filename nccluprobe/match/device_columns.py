@@ -41,8 +41,10 @@ class Ends:
     limit: list[int] = field(default_factory=list)
     #: When work of a process was taken away first.
     deaths: dict[Who, int] = field(default_factory=dict)
-    #: All calls before this are known, of every process.
+    #: All calls before this are known, of every process that has not ended.
     through: int = NEVER
+    #: Events were lost: what is supposed of them may be taken back.
+    lossy: bool = False
     #: Of endpoints: the least call_idx of what has not taken effect.
     pending: list[int] = field(default_factory=list)
 
@@ -78,7 +80,9 @@ def gather(
             p, tail, any_left = e.process, e.tail, False
             if p.source not in seen:
                 seen.add(p.source)
-                ends.through = min(ends.through, p.through)
+                ends.lossy |= p.lost > 0
+                if p.end is None:
+                    ends.through = min(ends.through, p.through)
             if e.end is not None or p.end is not None:
                 death = death_of(e)
                 if death is not None:

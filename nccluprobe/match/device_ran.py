@@ -91,7 +91,7 @@ def _told(parts: Parts, ends: Ends, over: Ints, keep: bool) -> Ran:
         comm = ends.comms[ends.comm[at]]
         left = Left(comm, ends.ranks[at], e, ends.sides[at], int(calls[at]), int(messages[at]))
         found.ends.append(left)
-    if keep:
+    if keep and not ends.lossy:
         sure = (over < ends.through - _SURE) & parts.closed
         _remember(ends, *(_least(parts, ends, call, sure).tolist() for call in (True, False)))
     return found
@@ -110,11 +110,11 @@ def _remember(ends: Ends, calls: list[int], messages: list[int]) -> None:
     whole = [comm.complete_view for comm in ends.comms]
     for at in ends.calls_of:
         e = ends.endpoints[at]
-        if whole[ends.comm[at]] and not e.process.lost:
+        if whole[ends.comm[at]]:
             e.tail.over = min(calls[at], e.next_ord)
     for at in ends.messages_of:
         side = ends.sides[at]
-        if side is None or not whole[ends.comm[at]] or side.endpoint.process.lost:
+        if side is None or not whole[ends.comm[at]]:
             continue
         side.over = min(messages[at], ends.pending[at], (side.last_idx or 0) + 1)
 

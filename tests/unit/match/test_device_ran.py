@@ -135,6 +135,30 @@ def test_what_ended_long_ago_is_left_out_of_later_runs_and_changes_nothing(
     assert sum(fewer_rows) < sum(all_rows)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_where_events_were_lost_nothing_is_remembered(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that are supposed of who lost them are taken back."""
+    monkeypatch.setattr(device_ran, "_FEW", 0)
+    job = Job()
+    comms = job.world(3)
+    for step in range(10):
+        for c in comms:
+            c.proc.call(c, AR, 1.0 + step)
+    cover(job.procs[:2], 60)
+    cover(job.procs[2:], 60, lost_kernel=lost)
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher = run.analysis.matcher
+    device_ran.ran(
+        matcher.comms.values(), matcher.p2p.sides, lambda sig: sig, {}, matcher.table, frozenset()
+    )
+    over = [e.tail.over for e in matcher.endpoints.values()]
+    assert over == ([0] * 3 if lost else [10] * 3)
+
+
 def follow(job: Job) -> list[Any]:
     """What every scan finds, all of which run the devices."""
     run, found = Run(job, Options(missing_after=2 * SECOND)), list[Any]()
