@@ -120,9 +120,13 @@ def _ended_in_order(p: Process) -> bool:
 
 
 def _lacking(w: Wait, f: Finding) -> list[Endpoint]:
-    """Who did not come, with those that may have: events of theirs were lost."""
-    known = w.comm.endpoints
-    return [known[r] for r in f.details.get("missing_comm_ranks") or () if r in known]
+    """Who did not come, with those that may have, as events of theirs were lost.
+
+    Who is only supposed to have come, and left in order, did not wait there.
+    """
+    known, seen = w.comm.endpoints, seen_in(w)
+    missing = [known[r] for r in f.details.get("missing_comm_ranks") or () if r in known]
+    return missing + [e for e in w.entered if e not in seen and _orderly(e)]
 
 
 def _judged(w: Wait, f: Finding) -> bool:
@@ -133,8 +137,7 @@ def _judged(w: Wait, f: Finding) -> bool:
 
 def _is_extra(w: Wait, f: Finding) -> bool:
     """Whether the greater part had an orderly end after the same call, or waits for somebody."""
-    lacking = _lacking(w, f)
-    if not _judged(w, f) or 2 * len(lacking) <= w.comm.key.nranks:
+    if not _judged(w, f) or 2 * len(lacking := _lacking(w, f)) <= w.comm.key.nranks:
         return False
     reasons = {s["comm_rank"]: s["reason"] for s in f.details["missing_rank_status"]}
     return all(
