@@ -9,14 +9,17 @@ need not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Actor
 from nccluprobe.match.waits import Wait, entry_of
 
 #: Hosts are a little apart as long as they run, ns: of a job that nobody has stopped, too.
 _APART = 1_000_000
+#: Ranks whose calls are so many numbers apart do not run one program.
+_OTHER_PROGRAM = 100
 
 
 def passed(
@@ -31,6 +34,45 @@ def passed(
         _went_on(p, e, waits) and all(_before(x, w, p, e, blockers) for x in waits)
         for p in w.entered
     )
+
+
+def is_alone(w: Wait, comms: Collection[Communicator]) -> bool:
+    """Whether one rank made a call that none made of those who run its program, and went on.
+
+    They have its place in other communicators of that name, have made as many calls there
+    but for this one, and others after it: they leave it out, or it has made one too many.
+    """
+    if w.seq is None or w.comm.name is None or len(w.entered) != 1:
+        return False
+    one = w.entered[0]
+    t = entry_of(w, one)
+    left_out = False
+    for comm in comms:
+        e = _counterpart(w, comm, one)
+        if e is None or abs(comm.seq(e.entered) - w.seq) > _OTHER_PROGRAM:
+            continue
+        if e.completed is None or comm.seq(e.entered) != w.seq or not _met(one, e, t, comms):
+            return False
+        left_out = True
+    return left_out
+
+
+def _met(one: Endpoint, e: Endpoint, t: int, comms: Iterable[Communicator]) -> bool:
+    """Whether two ranks have come to one call that the first of them made after ``t``."""
+    for comm in comms:
+        ends = {x.actor: x for x in comm.endpoints.values()}
+        a, b = ends.get(one.actor), ends.get(e.actor)
+        if a is not None and b is not None and a.last_t > t and a.entered == b.entered:
+            return True
+    return False
+
+
+def _counterpart(w: Wait, comm: Communicator, e: Endpoint) -> Endpoint | None:
+    """Who has a member's place in another communicator of the same name and size."""
+    alike = (comm.name, comm.key.nranks) == (w.comm.name, w.comm.key.nranks)
+    if comm is w.comm or not alike or e.comm_rank is None:
+        return None
+    return comm.endpoints.get(e.comm_rank)
 
 
 def _went_on(peer: Endpoint, e: Endpoint, waits: Sequence[Wait]) -> bool:

@@ -7,7 +7,7 @@ trace does not decide.  Cycles and stalls of the device become findings of their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 from nccluprobe.match.absence import Context, strongest
@@ -20,6 +20,7 @@ from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.peers import is_alone
 from nccluprobe.match.process import Actor
 from nccluprobe.match.stuck import stall_finding
 from nccluprobe.match.suppose import least_behind
@@ -53,7 +54,7 @@ _EXPLAINED = frozenset({"rank_alive_but_not_entered", "rank_inside_other_call"})
 def assign(
     waits: list[Wait],
     findings: list[Finding],
-    comms: Iterable[Communicator],
+    comms: Collection[Communicator],
     now: Mapping[int, int],
     context: Callable[[Communicator], Context],
     silent_after: int,
@@ -68,7 +69,7 @@ def assign(
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
     graph = Graph(waits, now, silent_after, _explained(waits, findings), broken, orders)
     excuses = Excuses(graph, comms)
-    roles = _Roles(graph, excuses, context)
+    roles = _Roles(graph, excuses, context, comms)
     made = roles.run()
     roots = [f for f in (*findings, *made) if f.role == "root_cause"]
     # Who does not come to an init is known by number only: that says nothing against a crash.
@@ -130,9 +131,14 @@ def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:
 
 class _Roles:
     def __init__(
-        self, graph: Graph, excuses: Excuses, context: Callable[[Communicator], Context]
+        self,
+        graph: Graph,
+        excuses: Excuses,
+        context: Callable[[Communicator], Context],
+        comms: Collection[Communicator],
     ) -> None:
         self.graph = graph
+        self.comms = comms
         self.excuses = excuses
         self.context = context
         everything = {c for cs in graph.causes.values() for c in cs}
@@ -248,6 +254,11 @@ class _Roles:
                 named.append(e)
         if not named or not f.culprits:
             return
+        if is_alone(w, self.comms) or self._is_against_all(w, named, reasons):
+            f.details["note"] = (
+                "no other rank of this program made this call: it may be one too many"
+            )
+            return
         wanted = {e.process.who for e in named} & set(f.culprits)
         if not wanted:
             return
@@ -269,6 +280,16 @@ class _Roles:
         """Whether completion is seen, and a rank that has not come waits for no device."""
         seen = e.completed is not None and reason == "rank_alive_but_not_entered"
         return seen and not self.graph.waits_of(e.actor)
+
+    def _is_against_all(self, w: Wait, named: list[Endpoint], reasons: Mapping[int, str]) -> bool:
+        """Whether one rank waits for all others, who wait for nothing, and nobody else for them."""
+        if not len(w.entered) == 1 < len(named) - 1 == w.comm.key.nranks - 2:
+            return False
+        who = {e.actor for e in named}
+        lacking = [x for x in self.graph.waits if any(e.actor in who for e in x.absent)]
+        return all({e.actor for e in x.entered} == {w.entered[0].actor} for x in lacking) and all(
+            self._has_nothing_open(e, reasons.get(e.comm_rank or 0)) for e in named
+        )
 
     def _chosen(self, w: Wait, e: Endpoint) -> bool:
         """Whether a cause waits itself for those who wait for it, as far as can be seen."""

@@ -119,6 +119,17 @@ def test_devices_that_are_at_work_are_not_to_blame(kind: str, seed: int, tmp_pat
     assert blamed(made(kind, seed), "timed", tmp_path) == set()
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("skip-one", 14), ("extra-one", 4), ("extra-one", 8), ("extra-one", 22)]
+)
+def test_who_is_out_of_step_with_one_that_erred_is_not_to_blame(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    """A call that one rank alone made is not what all others, who went on, have left out."""
+    incident = made(kind, seed)
+    assert blamed(incident, "active", tmp_path) <= incident.culprits
+
+
 def test_what_is_open_only_is_no_habit(tmp_path: Path) -> None:
     """Sends that are complete are not there: what is left has an order of its own."""
     incident = made("gpu-tensor", 8)
