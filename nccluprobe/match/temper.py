@@ -57,7 +57,12 @@ _AFTER = 60 * SECOND
 
 def _is_plain(f: Finding) -> bool:
     """Whether it says only that ranks have not come."""
-    return f.hang_type in ("collective_missing_enter", "p2p_unmatched", "comm_ended_under_waiters")
+    return f.hang_type in (
+        "collective_missing_enter",
+        "p2p_unmatched",
+        "comm_ended_under_waiters",
+        "comm_init_missing_enter",
+    )
 
 
 def _is_held(f: Finding) -> bool:

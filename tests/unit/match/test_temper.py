@@ -321,3 +321,16 @@ def test_of_two_that_did_not_come_the_one_that_is_missed_elsewhere_too_is_named(
     found = analyze_job(job)
     assert blamed(found) == {3}
     assert not any(f.free for f in found)
+
+
+@pytest.mark.parametrize(("comm", "named"), [("bb", ()), ("aa", (5,))])
+def test_who_does_not_come_to_a_split_may_wait_behind_calls_that_differ(
+    comm: str, named: tuple[int, ...]
+) -> None:
+    """It is outside NCCL; on the communicator of the difference the slots tell who is missing."""
+    differs = finding("collective_mismatch", "arguments_differ", "observed", 3)
+    differs.comm_uid_hash = "aa"
+    absent = finding("comm_init_missing_enter", "rank_alive_but_not_entered", "observed", 5)
+    absent.comm_uid_hash = comm
+    temper([absent, differs])
+    assert (differs.culprits, absent.culprits) == ((3,), named)
