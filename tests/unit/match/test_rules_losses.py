@@ -122,6 +122,18 @@ def test_of_lost_calls_the_one_that_others_wait_for_was_made(all_came: bool) -> 
     assert found == ([] if all_came else [[1]])
 
 
+def test_who_may_have_come_is_not_missed_beside_one_that_surely_has_not() -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[0].proc.call(comms[0], AR, t)
+    for p in job.procs:
+        p.cover(0.5, t - 0.05)
+        p.cover(t + 0.5, 400, lost_kernel=int(p.rank == 2))
+    (f,) = analyze_job(job)
+    assert f.details["missing_comm_ranks"] == [1]
+
+
 def test_who_lost_one_event_and_is_missed_in_two_calls_is_named() -> None:
     job = Job()
     comms = job.world(3)

@@ -199,8 +199,12 @@ def test_a_receive_that_failed_in_the_end_was_none(rc: int, grouped: bool) -> No
     run.all()
     run.scan()
     p2p = run.analysis.matcher.p2p
-    (queue,) = (q for s in p2p.sides.values() for lane, q in s.queues.items() if lane == (False, 0))
+    ((side, queue),) = (
+        (s, q) for s in p2p.sides.values() for lane, q in s.queues.items() if lane == (False, 0)
+    )
     assert queue.n == (1 if rc == 0 else 0)
+    op = queue.at(queue.first)
+    assert op is None or not side.is_inside(op)
 
 
 @pytest.mark.parametrize("left", [False, True])
