@@ -71,14 +71,16 @@ class Supposed:
         alone: Counter[int] = Counter()
         for comm in lossy:
             o = open_slot(comm, of[comm.key])
-            if o is not None and len(o.absent) == 1 and unseen(o.absent[0]):
-                alone[o.absent[0].process.source] += 1
+            if o is not None and len(o.absent) == 1:
+                lacks = min(e.entered for e in o.entered) - o.slot
+                if unseen(o.absent[0]) >= lacks:
+                    alone[o.absent[0].process.source] += lacks
         for comm in lossy:
             for _ in comm.endpoints:
                 o, known = open_slot(comm, of[comm.key]), len(self)
                 for e in () if o is None else o.perhaps:
-                    if _places(e) or e.process.unplaced() > alone[e.process.source]:
-                        self._add(comm, e, unseen(e))
+                    kept = min(alone[e.process.source], e.process.unplaced())
+                    self._add(comm, e, unseen(e) - kept)
                 if len(self) == known:
                     break
 
