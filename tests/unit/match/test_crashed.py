@@ -169,3 +169,19 @@ def test_who_aborted_before_a_call_can_have_ended_explains_who_stay_silent_after
     causes = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert {d["rank"] for f in causes for d in f.named} == named
     assert len(causes) == 1
+
+
+@pytest.mark.parametrize(("at", "confidence"), [(0.5, "inferred"), (30.0, "observed")])
+def test_who_is_missed_beside_a_crash_at_that_time_is_not_seen_to_be_the_cause(
+    at: float, confidence: str
+) -> None:
+    """Rank 1 is alive, and may wait on its device for the one that crashed."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    comms[0].proc.enter(comms[0], "ncclSend", t, peer=1, count=1 << 24)
+    comms[2].proc.cover(0.5, t + at)
+    comms[2].proc.end(t + at, how="signaled", signal=11)
+    cover(job.procs[:2], t + 400)
+    (f,) = [f for f in analyze_job(job) if f.hang_type == "p2p_unmatched"]
+    assert ([w["rank"] for w in f.named], f.details["confidence"]) == ([1], confidence)
