@@ -68,3 +68,13 @@ def test_that_nobody_is_missing_is_said_only_where_all_are_observed(traced: int)
     text = f.details["summary"]
     assert ("nobody is missing" in text) == (traced == 4)
     assert ("1 of 4 ranks was not observed, and may have not come" in text) == (traced == 3)
+
+
+def test_a_call_after_which_nothing_is_seen_may_lack_its_other_rank(tmp_path: Path) -> None:
+    """Those who run its program in another pair may come to it as well: rank 0 is not ahead."""
+    job = Dumps({"0": ("all", [0, 1, 2, 3]), "1": ("pair", [0, 1]), "2": ("pair", [2, 3])})
+    for i in range(5):
+        for group in ("0", "1", "2"):
+            job.all(group, i * 0.1)
+    job.all("1", 2.0, 1, done=False)
+    assert Result(job.write(tmp_path)).blamed == {1}
