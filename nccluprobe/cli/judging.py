@@ -33,8 +33,12 @@ _PASSES = 4
 #: at every 700th costs a tenth of the time.
 COLLECT_AT = 100_000
 
-#: All files are read to their ends when they were not for so long, s.
-_STALE_S = 2.0
+#: All files are read to their ends when they were not for so long, s; who is not heard for
+#: ``silent_after`` (5 s, of which a collector needs one) would be called silent.
+_STALE_S = 3.0
+
+#: What scans of limits may take at once, s, before they pause for as long as they took.
+_CREDIT_S = 2.0
 
 
 def _until(due: Due) -> float:
@@ -55,6 +59,8 @@ class Session:
         self._declared: set[int] = set()  # sources whose phases come from files
         self._live = self._stopped = False
         self._whole = 0.0  # when all was read last, s
+        self._credit = _CREDIT_S
+        self._judged = time.monotonic()  # when a limit was judged last, s
         gc.set_threshold(COLLECT_AT, 50, 50)
 
     def read(self, only: Collection[int] | None = None, until: int | None = None) -> bool:
@@ -144,7 +150,7 @@ class Session:
                 self.declare()
                 self._emit(self.analysis.scan(clock), writer)
                 takes = time.time_ns() - clock
-                due = self._due(clock, pause=left is not None and left <= 0)
+                due = self._due(clock, limit=left is not None and left <= 0)
                 writer.mark()
             if duration is not None and now - began >= duration:
                 break
@@ -160,17 +166,22 @@ class Session:
             signal.default_int_handler(number, frame)
         self._stopped = True
 
-    def _due(self, began: int, pause: bool) -> Due | None:
+    def _due(self, began: int, limit: bool) -> Due | None:
         """The next limit after a scan that began then, unix ns.
 
-        ``pause``: that scan was of a limit, too.  Those of many waits may pass one
-        after another: at most half of the time is spent on scans.
+        ``limit``: that scan was of a limit, too.  Those of many waits may pass one
+        after another: in the long run at most half of the time is spent on their scans.
         """
         due = self.analysis.due(began)
-        if due is None or not pause:
+        if not limit:
             return due
-        now = time.time_ns()
-        return replace(due, at=max(due.at, now + max(now - began, round(_STEP_S * 1e9))))
+        now, took = time.monotonic(), (time.time_ns() - began) / 1e9
+        free = max(0.0, now - took - self._judged)
+        self._credit = min(_CREDIT_S, self._credit + free) - took
+        self._judged = now
+        if due is None or self._credit >= 0:
+            return due
+        return replace(due, at=max(due.at, time.time_ns() - round(self._credit * 1e9)))
 
     def _catch_up(self, due: Due | None) -> bool:
         """Read; when a limit is over, what it depends on first; whether there was any.

@@ -213,7 +213,7 @@ def _verdict(o: OpenSlot, ctx: Context) -> _Verdict | None:
             continue
         # Who was held by others when these came is missing since it was set free.
         since = max(o.first, e.last_t, e.process.held_until(o.first))
-        known = e.process.through if ended_at is None else ended_at
+        known = e.process.heard_until(ctx.now) if ended_at is None else ended_at
         if o.until - since < opt.missing_after or known - since < opt.missing_after:
             asserted = False
     if not (proof or asserted):

@@ -15,7 +15,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, named, numbers
+from nccluprobe.match.names import capital, everyone, named, numbers, unobserved_text
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
@@ -214,9 +214,9 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
         "first_entered_unix_ns": w.first,
         "unobserved_comm_ranks": len(comm.unobserved()),
         "summary": (
-            f"All {len(ranks)} {'' if comm.complete_view else 'observed '}members of communicator "
-            f"{comm.label} entered {signature.api} #{w.seq}, and none of them has completed it for "
-            f"{seconds(waited):.1f} s: {_why_not(comm)}."
+            f"{everyone(len(ranks), comm.label, comm.complete_view)} entered {signature.api} "
+            f"#{w.seq}, and {'has not' if len(ranks) == 1 else 'none of them has'} completed it "
+            f"for {seconds(waited):.1f} s: {_why_not(comm)}."
         ),
     }
     return Finding(
@@ -241,10 +241,9 @@ def _why_not(comm: Communicator) -> str:
     others = len({*comm.unobserved(), *comm.unwatched})
     if not others:
         return "nobody is missing; the device or the network is not going on"
-    were = "was" if others == 1 else "were"
     return (
-        f"{others} of {comm.key.nranks} ranks {were} not observed, and may have not come; "
-        f"else the device or the network is not going on"
+        f"{unobserved_text(others, comm.key.nranks)}, and may not have come; "
+        f"if all have, the device or the network is not going on"
     )
 
 

@@ -23,7 +23,7 @@ from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, las
 from nccluprobe.match.waits import Wait
 
 
-def crashed_at(e: Endpoint) -> int | None:
+def broken_off_at(e: Endpoint) -> int | None:
     """When it aborted the communicator, or crashed while it still used it; None: it did not."""
     if e.end is not None and e.end.how == "abort":
         return e.end.t
@@ -45,7 +45,7 @@ def under_crash(
     found: list[tuple[int, Wait, Endpoint, list[Endpoint]]] = []
     for w in waits:
         for e in w.held if w.device and w.cause is None else ():
-            at = crashed_at(e)
+            at = broken_off_at(e)
             if at is None or (e.end is not None and e.actor not in missed):
                 continue
             ctx = context(w.comm)
@@ -69,8 +69,8 @@ def under_abort(stall: Stall, ctx: Context) -> Finding | None:
     ``stall``: members that have not called anything since, with others waiting for them.
     """
     comm = stall.comm
-    gone = [e for e in comm.endpoints.values() if e.end is not None and e.end.how == "abort"]
-    found = [(at, e) for e in gone if (at := crashed_at(e)) is not None]
+    ends = ((x.end, x) for x in comm.endpoints.values())
+    found = [(end.t, x) for end, x in ends if end is not None and end.how == "abort"]
     at, e = min(found, key=lambda x: (x[0], x[1].info.id), default=(0, None))
     stay = [x for x in stall.members if x is not e and not x.process.ended]
     if e is None or not stay or at - stall.since > SECOND:

@@ -33,8 +33,8 @@ def _odd_text(w: Wait | None) -> str:
     return "" if w is None else f"{_side(w)}, which the others have not called. "
 
 
-def _are_of(odd: Wait, p2p: Sequence[Wait]) -> bool:
-    """Whether sends and receives that all have made are of the communicator of a call."""
+def _all_made_there(odd: Wait, p2p: Sequence[Wait]) -> bool:
+    """Whether these sends and receives lack no half, and are on the communicator of a call."""
     return all(w.comm is odd.comm and not w.absent and not w.missing for w in p2p)
 
 
@@ -63,7 +63,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
     # One half that was left out explains more than several ranks with a call too many.
     few = () if p2p and len(cycle.minority) > 1 else cycle.minority
-    if odd is not None and (few or (p2p and _are_of(odd, p2p))):
+    if odd is not None and (few or (p2p and _all_made_there(odd, p2p))):
         hang_type = "skipped_or_extra_call"
     sides = "; ".join(_side(w) for w in cycle.waits[:4])
     more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"

@@ -7,10 +7,10 @@ because it waited itself for a late one is not late.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
@@ -29,7 +29,7 @@ _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
     "had nothing to send (--idle-ok declares that this is normal)"
 )
-#: Of those who came late, so many are remembered.
+#: Of those who came late, so many are remembered from one scan to the next.
 _KEPT = 256
 
 
@@ -71,7 +71,7 @@ class Delays:
     #: Episodes that were followed by another of the same rank before a scan.
     ended: list[Episode] = field(default_factory=list)
     #: Who came late, and when, newest last.
-    came: deque[tuple[int, Process]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    came: list[tuple[int, Process]] = field(default_factory=list)
 
     def judge(
         self, waits: list[LateSlot], missed: dict[Hashable, list[int]], options: Options
@@ -90,17 +90,23 @@ class Delays:
             for rank in late:
                 if (one := self._judge_rank(wait, rank, in_time, missed, options)) is not None:
                     all_late.append(one)
-        self.came += sorted(((x.came, x.endpoint.process) for x in all_late), key=lambda x: x[0])
+        came = [*self.came, *((x.came, x.endpoint.process) for x in all_late)]
+        came.sort(key=lambda x: x[0])
         for one in all_late:
             if not one.told:
-                self._note(one, self._just_before(one))
+                self._note(one, self._just_before(one, came))
+        self.came = came[-_KEPT:]
 
-    def _just_before(self, late: _Late) -> Process | None:
+    @staticmethod
+    def _just_before(late: _Late, known: list[tuple[int, Process]]) -> Process | None:
         """Who else came late, and just before it: what it set free may have held this one."""
         mine = late.endpoint.process
-        for came, p in self.came:
+        first = bisect_left(known, late.came - SECOND, key=lambda x: x[0])
+        for came, p in islice(known, first, None):
+            if came >= late.came:
+                break
             bound = clock_bound(p, mine)
-            if p is not mine and bound is not None and bound < late.came - came <= SECOND:
+            if p is not mine and bound is not None and bound < late.came - came:
                 return p
         return None
 
@@ -251,7 +257,8 @@ def _finding(e: Episode, ctx: Context) -> Finding:
     elif e.behind is not None:
         details |= {
             "confidence": "none",
-            "note": f"{e.behind.label()}, late itself, came just before: it may have waited for it",
+            "note": f"{e.behind.label()} was late, too, and came just before: this rank may have "
+            "waited for that one",
         }
     unsure = idle or e.behind is not None
     return Finding(

@@ -17,7 +17,6 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.components import components
 from nccluprobe.match.device_ops import (
-    SMALL,
     Meeting,
     Node,
     Part,
@@ -32,7 +31,7 @@ from nccluprobe.match.device_ops import (
 from nccluprobe.match.device_ran import ran
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.p2p_pair import At, Channel, is_unplaced
+from nccluprobe.match.p2p_pair import SMALL, At, Channel, is_unplaced
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
 

@@ -69,6 +69,10 @@ class Parts:
 def gather(
     comms: list[Communicator], sides: Mapping[At, Side], disputed: frozenset[CommKey]
 ) -> Ends:
+    """The newest rows of all endpoints of which anything may not have ended.
+
+    ``disputed``: communicators whose calls differ somewhere: their calls are left out.
+    """
     ends = Ends(comms=comms)
     who: dict[Who, int] = {}
     seen: set[int] = set()

@@ -13,8 +13,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.device_rounds import NEVER
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.p2p_pair import SMALL as SMALL
-from nccluprobe.match.p2p_pair import Channel, size_of
+from nccluprobe.match.p2p_pair import SMALL, Channel, size_of
 from nccluprobe.match.p2p_queue import IDX as P2P_IDX
 from nccluprobe.match.p2p_queue import Op, Side
 from nccluprobe.match.process import Who

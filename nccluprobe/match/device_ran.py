@@ -21,12 +21,12 @@ from nccluprobe.match import p2p_queue as q
 from nccluprobe.match import tail as c
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.device_columns import Ends, Parts, each, gather, numbers, side_of
-from nccluprobe.match.device_ops import SMALL, Left, Ran
+from nccluprobe.match.device_ops import Left, Ran
 from nccluprobe.match.device_rounds import NEVER, Bools, Ints, Lists, Rounds
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.p2p_pair import At, Channel, is_unplaced
+from nccluprobe.match.p2p_pair import SMALL, At, Channel, is_unplaced
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.enums import IN_PROGRESS
@@ -66,10 +66,10 @@ def _joined(calls: Parts, messages: Parts, n: int) -> Parts:
     """The rows by endpoint: its messages, then its calls, the newest first."""
     n_calls, n_messages = (np.bincount(p.end, minlength=n) for p in (calls, messages))
     after = np.cumsum(n_calls + n_messages)
-    rank = np.arange(len(messages.end)) - (np.cumsum(n_messages) - n_messages)[messages.end]
-    at_messages = (after - n_calls - n_messages)[messages.end] + rank
-    rank = np.arange(len(calls.end)) - (np.cumsum(n_calls) - n_calls)[calls.end]
-    at_calls = after[calls.end] - 1 - rank
+    nth = np.arange(len(messages.end)) - (np.cumsum(n_messages) - n_messages)[messages.end]
+    at_messages = (after - n_calls - n_messages)[messages.end] + nth
+    nth = np.arange(len(calls.end)) - (np.cumsum(n_calls) - n_calls)[calls.end]
+    at_calls = after[calls.end] - 1 - nth
     columns = {}
     for name, column in vars(calls).items():
         joined = columns[name] = np.empty(len(calls.end) + len(messages.end), column.dtype)
@@ -318,8 +318,8 @@ def _take_ends(p: Parts, ends: Ends, first: Ints, t: Ints, barred: Bools) -> Non
     at = np.flatnonzero(p.group[first])
     owner = p.end[first[at]]
     groups = [ends.endpoints[n].process.groups for n in owner.tolist()]
-    numbers = p.group[first[at]].tolist()
-    known = [of.get(number) for of, number in zip(groups, numbers, strict=True)]
+    wanted = p.group[first[at]].tolist()
+    known = [of.get(number) for of, number in zip(groups, wanted, strict=True)]
     for i, end in zip(at.tolist(), known, strict=True):
         if end is not None:
             t[i] = end.t

@@ -173,22 +173,30 @@ def _by_later_calls(
     """
     sizes = {sig: len(ranks) for sig, ranks in groups.items()}
     # Who has gone on further does not agree in more calls by that.
-    known = min((max(len(streams[r]) for r in ranks) for ranks in groups.values()), default=0)
-    n = min(calls, known - 1)
+    shown = min((max(len(streams[r]) for r in ranks) for ranks in groups.values()), default=0)
+    n = max(0, min(calls, shown - 1))
+    # Nearly all of a side go on alike: each way to go on is compared once.
+    later = {sig: {tuple(streams[r][1 : 1 + n]) for r in ranks} for sig, ranks in groups.items()}
     for stream in streams.values() if len(groups) > 1 else ():
         if stream[0] != SIG_LOST:
             continue
         fits = {
-            sig: max(_matches(stream[1:], streams[r][1:], n, table) for r in ranks)
-            for sig, ranks in groups.items()
+            sig: max(_matches(stream[1:], known, n, table) for known in later[sig])
+            for sig in groups
         }
-        best, second = sorted(fits.values())[:-3:-1]
-        if best > second:
-            sizes[max(fits, key=lambda sig: fits[sig])] += 1
-    first, second = sorted(sizes.values())[:-3:-1] if len(sizes) > 1 else (0, 0)
-    if first <= second:
+        if (best := _single_most(fits)) is not None:
+            sizes[best] += 1
+    if _single_most(sizes) is None:
         return {}
     return dict(sorted(groups.items(), key=lambda item: (-sizes[item[0]], item[1][0])))
+
+
+def _single_most(counts: Mapping[int, int]) -> int | None:
+    """The key of the greatest of several counts; None: two are equal, or there is one only."""
+    if len(counts) < 2:
+        return None
+    first, second = sorted(counts, key=lambda key: counts[key], reverse=True)[:2]
+    return first if counts[first] > counts[second] else None
 
 
 def _groups(streams: Mapping[int, Sequence[int]], table: SignatureTable) -> dict[int, list[int]]:
@@ -258,8 +266,8 @@ def _best_shift(
     # the simpler explanation unless the shift explains more.
     same_api = table[mine[0]].api == table[model[0]].api
     least = max(1, straight + 1 if same_api else straight)
-    # Where one has gone on further, a shift is compared with more calls, and explains no
-    # more by that; unless it is a single call, and both stand at one place then.
+    # All calls agree as they stand, and one side has gone on further: a shift fits more calls
+    # only because it reaches into these.  It counts if it is by one call, and levels both.
     all_agree = same_api and straight == min(calls, len(mine) - 1, len(model) - 1)
     best: list[tuple[int, Shift]] = []
     for by in range(1, MAX_SHIFT + 1):

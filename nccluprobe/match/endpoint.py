@@ -149,7 +149,7 @@ class Endpoint:
         return sum(1 for row in self._pending.values() if row.group)
 
     def inside(self, transfers: bool = True) -> int | None:
-        """Entry of the oldest call on this communicator, or its collectives, that is not back."""
+        """Entry of its oldest call that has not returned; ``transfers``: also sends, receives."""
         times = [
             c.t
             for c in self.process.all_inside()
@@ -321,7 +321,7 @@ class Endpoint:
     # -- holes -------------------------------------------------------------
 
     def covered(self, through: int) -> int:
-        """Everything that entered before ``through`` is known: holes are losses; their number."""
+        """All that entered before ``through`` is known, so holes are lost calls: how many."""
         found = 0
         self.drain()
         while self._pending and self.next_ord not in self._pending:

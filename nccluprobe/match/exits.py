@@ -58,12 +58,14 @@ def judge(
 def _spare(f: Finding, held: list[Endpoint], members: list[Endpoint], state: State) -> None:
     """Blame nobody where a full queue of who is held explains it."""
     queued = Queued(state.of_source, state.p2p.sides)
-    others = [e for e in members if all(e is not x for x in held)]
+    apart = {id(e) for e in held}
+    others = [e for e in members if id(e) not in apart]
     full = [e for e in held if f.culprits and queued.may_be_full(e, others)]
     if full:  # of several that are held in one call, one explains the others
         f.culprits = ()
+        queue, has = ("queue", "it has") if len(full) == 1 else ("queues", "they have")
         f.details["summary"] += (
-            f" The queue of {named(full)} may be full, as it has called most: then something "
+            f" The {queue} of {named(full)} may be full, as {has} called most: then something "
             f"that all have queued does not end on the device."
         )
 

@@ -58,7 +58,7 @@ def extra_call(
         # Of several, one fault would have made all of them do the same.
         if not free <= {e.actor for e in w.absent} or len(seen_in(w)) > 1:
             continue
-        past = [(x, by) for x in waits if x is not w and (by := _gone_past(w, x))]
+        past = [(x, by) for x in waits if x is not w and (by := _who_went_past(w, x))]
         ranks = {a for _, by in past for a in by}
         if past and (len(free) > 1 or len(ranks & set(core)) > len(w.entered)):
             found.append((w, *(x for x, _ in past)))
@@ -87,7 +87,7 @@ def _all_made(w: Wait) -> bool:
     return all(e in w.entered for e in w.absent)
 
 
-def _gone_past(w: Wait, x: Wait) -> set[Actor]:
+def _who_went_past(w: Wait, x: Wait) -> set[Actor]:
     """Who is absent from one wait and sits in another, for somebody of the first."""
     made = {e.actor: e for e in w.entered}
     behind = any(y is w for y in x.behind)

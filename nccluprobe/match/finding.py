@@ -98,7 +98,8 @@ class Finding:
     since: int = 0
     culprits: tuple[Hashable, ...] = ()  # processes it points at
     waiters: tuple[Hashable, ...] = ()  # processes that wait
-    #: Culprits that what they wait in does not keep from coming, as their peers came from there.
+    #: Culprits that nothing keeps from coming: they wait for nothing, or their peers came all
+    #: the same from what these wait in.
     free: frozenset[Hashable] = frozenset()
     #: Only the root with its data is absent: what such waits taught before (lessons.Lesson).
     for_root: tuple[str, int | None, int] | None = None

@@ -72,7 +72,7 @@ class Graph:
         for w in sorted(self.waits, key=lambda w: w.order):
             for e in w.entered:
                 self.blockers.setdefault(e.actor, []).append(w)
-                # A send or receive is held by its own peer, not by a collective before it.
+                # Inside a send or receive a host is held by that one's peer, not by a collective.
                 if w.hard or e.inside(transfers=w.seq is None) is not None:
                     self._hard.setdefault(e.actor, []).append(w)
                 self.endpoint_of.setdefault(e.actor, e)

@@ -183,8 +183,11 @@ def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable)
             limit=_opt_int(row, "limit"),
             step=_opt_int(row, "step"),
         )
-    # Anything else that the tracing says of itself is for people.
-    _time(row, "t", state), _text(row["state"]), _opt_text(row, "detail")
+    # Anything else that the tracing says of itself is for people.  It is checked all the
+    # same: a broken line is counted as one.
+    _time(row, "t", state)
+    _text(row["state"])
+    _opt_text(row, "detail")
     return None
 
 

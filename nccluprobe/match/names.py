@@ -37,6 +37,18 @@ def named(members: Iterable[Endpoint], of: str = "") -> str:
     return f"{there} of the job ({here} of {of or 'the communicator'})"
 
 
+def everyone(n: int, label: str, complete: bool) -> str:
+    """All of a communicator, or all ``n`` that are observed; "one ..." takes a singular verb."""
+    if n == 1 and not complete:
+        return f"The one observed member of communicator {label}"
+    return f"All {n} {'' if complete else 'observed '}members of communicator {label}"
+
+
+def unobserved_text(n: int, nranks: int) -> str:
+    """How many of a communicator nobody observes."""
+    return f"{n} of {nranks} ranks {'is' if n == 1 else 'are'} not observed"
+
+
 def capital(text: str) -> str:
     """A text that begins a sentence."""
     return text[:1].upper() + text[1:]

@@ -8,7 +8,7 @@ from nccluprobe.match import device_ran
 from nccluprobe.match import model as m
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.crashed import crashed_at
+from nccluprobe.match.crashed import broken_off_at
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
@@ -243,9 +243,11 @@ class P2P:
         """What stands at the heads of streams, when somebody waits or is silent."""
         mine = [c for _, c in sorted(comms.items()) if not c.ambiguous]
         if all(w.finding is None for w in known):
-            # Who crashed may have done so in a call that all have made.
-            crashed = any(crashed_at(e) is not None for c in mine for e in c.endpoints.values())
-            if not (crashed or self._somebody_quiet()):
+            # Who crashed or aborted may have done so in a call that all have made.
+            broken_off = any(
+                broken_off_at(e) is not None for c in mine for e in c.endpoints.values()
+            )
+            if not (broken_off or self._somebody_quiet()):
                 if any(
                     2 * (context(w.comm).now - w.first) > self.options.missing_after for w in known
                 ):
@@ -260,7 +262,7 @@ class P2P:
                     )
                 return Stalls()
             # A send or receive without its partner may stand behind any other call.
-            if not (crashed or self.pairs.open):
+            if not (broken_off or self.pairs.open):
                 mine = [c for c in mine if self._has_sides(c)]
         return stalls_of(
             mine,

@@ -89,9 +89,10 @@ def of_step(
 ) -> tuple[Endpoint, ...] | None:
     """Who is wrong where a peer has gone past a whole step of sends and receives to a collective.
 
-    It left out the step, or who waits has left out the collective that most have made.
+    It left out the step, unless most have made the collective: then who waits may have left
+    out that one, and nobody is named.  None: nobody has gone past.
     """
     if not gone:
         return None
     made = sum(e.entered > own.entered for e in comm.members())
-    return gone if 2 < comm.key.nranks >= 2 * made else ()
+    return gone if comm.key.nranks > 2 and 2 * made <= comm.key.nranks else ()

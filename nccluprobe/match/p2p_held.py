@@ -1,8 +1,8 @@
 """Hosts inside sends, receives and groups for which all have come.
 
-Such a call makes its connections and is queued, and returns then.  Where nobody lacks in
-it and in nothing else that its process has called, it is the network that does not connect,
-or a full queue behind something that does not end on the device.
+Such a call makes its connections and is queued, and returns then.  Where nobody is missing
+in it, nor in anything else that its process has called, the network does not connect them,
+or a queue is full behind something that does not end on the device.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nccluprobe.match.absence import Context
+from nccluprobe.match.align import EXACT
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
-from nccluprobe.match.names import capital
+from nccluprobe.match.names import capital, numbers
 from nccluprobe.match.p2p_open import GROUP
 from nccluprobe.match.process import Inside, Process
-from nccluprobe.match.status import is_silent, ranks_text
+from nccluprobe.match.status import is_silent
 from nccluprobe.match.tail import GROUP as CALL_GROUP
 from nccluprobe.match.waits import Wait
 
@@ -45,7 +46,7 @@ def judge(state: State, waits: Sequence[Wait], of: Callable[[int], Context]) -> 
         ends = list(_ends(call, state.of_source.get(p.source, ()), state.p2p.sides))
         comms = [state.comm_of((e.info.source, e.info.id)) for e in ends]
         if comms and all(
-            e.base == "exact" and c is not None and c.complete_view and c.disagreement is None
+            e.base == EXACT and c is not None and c.complete_view and c.disagreement is None
             for e, c in zip(ends, comms, strict=True)
         ):
             jobs.setdefault(ctx.job, []).append((p, call))
@@ -70,8 +71,12 @@ def _finding(calls: list[tuple[Process, Inside]], where: set[str], ctx: Context)
     ranks = sorted(p.rank for p, _ in calls if p.rank is not None)
     apis = " or ".join(sorted({c.api for _, c in calls}))
     lossy = any(p.lost for p, _ in calls)
-    known = f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}" if ranks else calls[0][0].label()
-    they = "they send" if len(calls) > 1 else "it sends"
+    if len(ranks) == len(calls):
+        who = f"{numbers(ranks)} of the job"
+    else:  # not all have a known rank
+        who = ", ".join(p.label() for p, _ in calls[:4])
+        who += f" and {len(calls) - 4} more" if len(calls) > 4 else ""
+    several = len(calls) > 1
     return Finding(
         key=(_KEY, ctx.job),
         hang_type="nccl_missing_exit",
@@ -91,10 +96,10 @@ def _finding(calls: list[tuple[Process, Inside]], where: set[str], ctx: Context)
             ),
             "first_entered_unix_ns": first,
             "summary": (
-                f"{capital(known)} of the job {'are' if len(calls) > 1 else 'is'} inside {apis} "
-                f"for {seconds(waited):.1f} s, although all whom {they} to and "
-                f"{'receive' if len(calls) > 1 else 'receives'} from have come: the network does "
-                f"not connect them, or something that was queued before does not end on the device."
+                f"{capital(who)} {'are' if several else 'is'} inside {apis} for "
+                f"{seconds(waited):.1f} s, although the other side of each send and receive has "
+                f"come: the network does not connect them, or something that was queued before "
+                f"does not end on the device."
             ),
         },
         severity="error" if waited >= ctx.options.error_after else "notice",

@@ -230,24 +230,23 @@ class Judge:
             until = min(until, ended)  # it went down with who waits for it, and was there till then
         if is_silent(p, self.ctx.now, opt.silent_after) or (p.end is not None and not p.ended):
             return Peer(e, "rank_not_observed", until - since, silent=True)
-        quiet = min(until, p.through) - since
+        quiet = min(until, p.heard_until(self.ctx.now)) - since
         if not counted:
             return Peer(e, "rank_not_observed", quiet, silent=True)
         if self.may_have(e, unit):
             return Peer(e, "probe_event_loss_possible", quiet, loss=True)
         inside = p.inside_now() is not None
-        maybe = may_have(self.comm, side, unit, e, ())
-        if maybe:
-            pass  # it lacks more than it has lost: nobody knows whether this one
-        elif self._steps.left_out(unit, e):
+        reason = "rank_inside_other_call" if inside else absent_reason(p)
+        if may_have(self.comm, side, unit, e, ()):
+            return Peer(e, reason, quiet, maybe=True)
+        if self._steps.left_out(unit, e):
             return Peer(e, "call_skipped", quiet, gone=True)
-        elif self._gone_past(unit, e, until):
+        if self._gone_past(unit, e, until):
             crossed = self.heads.crosses(unit, e)
             return Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
-        elif (unit.hard is None or not inside) and self.heads.shut(unit, e):
+        if (unit.hard is None or not inside) and self.heads.shut(unit, e):
             return Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
-        reason = "rank_inside_other_call" if inside else absent_reason(p)
-        return Peer(e, reason, quiet, maybe=maybe)
+        return Peer(e, reason, quiet)
 
     def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""

@@ -116,13 +116,16 @@ def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At
     """Tell of collectives who has left them out, and sits in a send or receive after them."""
     sits = {(w.comm.key, e.actor): w for w in waits for e in w.entered}
     for call in known:
+        skipped = []
         for e in call.absent if call.seq is not None else ():
             w = sits.get((call.comm.key, e.actor))
             last = -1 if e.last_idx is None else e.last_idx
             if w is None or call.at != (e.entered,) or min(w.calls, default=-1) <= last:
                 continue
-            if left_out_call(call.comm, e, sides) and not _outvoted(call, sides):
-                call.skipped.append(e)
+            if left_out_call(call.comm, e, sides):
+                skipped.append(e)
+        if skipped and not _outvoted(call, sides):
+            call.skipped += skipped
 
 
 def _outvoted(call: Wait, sides: Mapping[At, Side]) -> bool:

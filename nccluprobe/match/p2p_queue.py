@@ -78,7 +78,7 @@ class Side:
 
     @property
     def unsettled(self) -> int:
-        """How many have not taken effect, and how many have not returned."""
+        """How many have not taken effect, plus how many have not returned."""
         known = (*self._pending.values(), *self._inside.values())
         return sum(map(len, known)) if known else 0
 
@@ -189,7 +189,7 @@ class Side:
             if op.ord < self._next.get(lane, 0):
                 self._returned(lane, op.ord, code)
             else:
-                self._not_inside(lane, op.ord)
+                self._leave(lane, op.ord)
                 self._pending.setdefault(lane, {})[op.ord] = (op, code)
         self.drain_lane(lane)
 
@@ -212,11 +212,11 @@ class Side:
 
     def _returned(self, lane: Lane, order: int, rc: int) -> None:
         """An operation that was taken has returned, or is told late: it may have failed."""
-        self._not_inside(lane, order)
+        self._leave(lane, order)
         if m.not_run(rc):
             self._remove(lane, order)
 
-    def _not_inside(self, lane: Lane, order: int) -> None:
+    def _leave(self, lane: Lane, order: int) -> None:
         orders = self._inside.get(lane)
         if orders is not None:
             orders.discard(order)
@@ -257,7 +257,7 @@ class Side:
             del pending[order]
             order += 1
             if m.not_run(rc):
-                self._not_inside(lane, op.ord)
+                self._leave(lane, op.ord)
             else:
                 taken.append(op)
         self._next[lane] = order

@@ -75,7 +75,7 @@ class Steps:
         return end is not None and not m.not_run(end.rc)
 
     def _in_one_group(self, unit: Unit, own: int, other: int) -> bool:
-        """Whether that held when a peer last made what the unit needs now."""
+        """Whether the peer made all of a step in one group when it last made what is needed."""
         rows = self._rows(own)
         assert rows is not None
         for o in unit.ops:

@@ -13,9 +13,8 @@ import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.device_ops import SMALL
 from nccluprobe.match.endpoint import Endpoint
-from nccluprobe.match.p2p_pair import At, Channel, Pairs, is_unplaced
+from nccluprobe.match.p2p_pair import SMALL, At, Channel, Pairs, is_unplaced
 from nccluprobe.match.p2p_queue import ORD, SIG, Op, Queue, Side
 
 #: NCCL's buffer between two ranks holds 8 messages, or parts of them.
@@ -92,9 +91,9 @@ class Peer:
     quiet: int
     proof: bool = False
     loss: bool = False
-    #: It lacks more than it has lost; this one may be what was lost.
+    #: It has lost something, though less than it is missed in: nobody knows whether this.
     maybe: bool = False
-    #: It went on to a collective that cannot end before the unit does.
+    #: It will not come: it has gone past, or has ended its group of the step without it.
     gone: bool = False
     #: What the unit needs would stand behind the unit itself.
     crossed: bool = False

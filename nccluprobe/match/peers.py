@@ -20,6 +20,8 @@ from nccluprobe.match.waits import Wait, entry_of
 _APART = 1_000_000
 #: Ranks whose calls are so many numbers apart do not run one program.
 _OTHER_PROGRAM = 100
+#: id of a collective that is waited in -> actor -> who of it has come.
+_Sits = Mapping[int, Mapping[Actor, Endpoint]]
 
 
 def passed(
@@ -30,8 +32,10 @@ def passed(
     Such waits are the same ones, or those of the peer's own communicator of that name.
     ``blockers``: actor -> all waits that it sits in.
     """
+    # Thousands may have come to each: who sits in one is looked up.
+    sits = {id(x): {p.actor: p for p in x.entered} for x in waits if x.seq is not None}
     return any(
-        _went_on(p, e, waits) and all(_before(x, w, p, e, blockers) for x in waits)
+        _went_on(p, e, waits, sits) and all(_before(x, w, p, e, sits, blockers) for x in waits)
         for p in w.entered
     )
 
@@ -46,25 +50,30 @@ def is_alone(w: Wait, comms: Collection[Communicator]) -> bool:
         return False
     one = w.entered[0]
     t = entry_of(w, one)
-    left_out = False
+    left_out, met = False, None
     for comm in comms:
         e = _counterpart(w, comm, one)
         if e is None or abs(comm.seq(e.entered) - w.seq) > _OTHER_PROGRAM:
             continue
-        if e.completed is None or comm.seq(e.entered) != w.seq or not _met(one, e, t, comms):
+        if e.completed is None or comm.seq(e.entered) != w.seq:
+            return False
+        # Looked up once: there are as many counterparts as communicators of that name.
+        met = _met(one, t, comms) if met is None else met
+        if e.actor not in met:
             return False
         left_out = True
     return left_out
 
 
-def _met(one: Endpoint, e: Endpoint, t: int, comms: Iterable[Communicator]) -> bool:
-    """Whether two ranks have come to one call that the first of them made after ``t``."""
+def _met(one: Endpoint, t: int, comms: Iterable[Communicator]) -> set[Actor]:
+    """Who has come to one call with a rank that this one made after ``t``."""
+    met: set[Actor] = set()
     for comm in comms:
         ends = {x.actor: x for x in comm.endpoints.values()}
-        a, b = ends.get(one.actor), ends.get(e.actor)
-        if a is not None and b is not None and a.last_t > t and a.entered == b.entered:
-            return True
-    return False
+        mine = ends.get(one.actor)
+        if mine is not None and mine.last_t > t:
+            met |= {actor for actor, x in ends.items() if x.entered == mine.entered}
+    return met
 
 
 def _counterpart(w: Wait, comm: Communicator, e: Endpoint) -> Endpoint | None:
@@ -75,22 +84,28 @@ def _counterpart(w: Wait, comm: Communicator, e: Endpoint) -> Endpoint | None:
     return comm.endpoints.get(e.comm_rank)
 
 
-def _went_on(peer: Endpoint, e: Endpoint, waits: Sequence[Wait]) -> bool:
+def _went_on(peer: Endpoint, e: Endpoint, waits: Sequence[Wait], sits: _Sits) -> bool:
     """Whether a peer made calls when a member had long made its last one."""
     lag = 0
     for x in waits:
-        both = [p for p in x.entered if p.actor in (peer.actor, e.actor)]
-        if x.seq is not None and len(both) == 2:
-            lag = max(lag, abs(entry_of(x, both[0]) - entry_of(x, both[1])))
+        here = sits.get(id(x), {})
+        a, b = here.get(peer.actor), here.get(e.actor)
+        if a is not None and b is not None:
+            lag = max(lag, abs(entry_of(x, a) - entry_of(x, b)))
     return peer.process.last_call - e.process.last_call > _APART + 2 * lag
 
 
 def _before(
-    x: Wait, w: Wait, peer: Endpoint, e: Endpoint, blockers: Mapping[Actor, Sequence[Wait]]
+    x: Wait,
+    w: Wait,
+    peer: Endpoint,
+    e: Endpoint,
+    sits: _Sits,
+    blockers: Mapping[Actor, Sequence[Wait]],
 ) -> bool:
     """Whether a peer sat in one wait, or one like it, already when it came to the other."""
     if x.seq is not None and x is not w:
-        sat = next((p for p in x.entered if p.actor == peer.actor), None)
+        sat = sits[id(x)].get(peer.actor)
         if sat is not None and entry_of(x, sat) <= entry_of(w, peer):
             return True
     return any(

@@ -19,6 +19,8 @@ _KEPT_QUEUED = 4096
 _KEPT_WAITS = 512
 #: Times of long waits that are in one such interval count as one, ns.
 _ALIKE = 100_000_000
+#: Collectors tell once a second how far they have seen, ns.
+_TOLD = 1_500_000_000
 
 
 #: A process: its key, or the number of a source that has not said whose it is.
@@ -148,6 +150,14 @@ class Process:
     def silent_for(self, now: int) -> int:
         """How far its collector is behind ``now``; 0 after the process's end."""
         return 0 if self.ended else max(0, now - self.through)
+
+    def heard_until(self, now: int) -> int:
+        """Until when it is known what it has called, unix ns.
+
+        Now, where its collector was heard just before: what that last told is a second old
+        at most, and a limit that is over is not kept waiting for it.
+        """
+        return now if 0 <= now - self.through <= _TOLD else self.through
 
     def note_coverage(self, c: m.Coverage) -> None:
         """Take a coverage line."""

@@ -13,7 +13,7 @@ from typing import Any
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.completion import not_complete
-from nccluprobe.match.crashed import crashed_at, under_abort, under_crash
+from nccluprobe.match.crashed import broken_off_at, under_abort, under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
@@ -48,7 +48,7 @@ _STOPS = frozenset(
 #: A rank with these reasons may have come, or is not seen: it is not blamed.
 _UNSURE = frozenset({"rank_not_observed", "probe_event_loss_possible"})
 _LOST = "probe_event_loss_possible"
-#: Who crashes later than this after others began to wait may have given up.
+#: Who crashes or aborts later than this after others began to wait may have given up.
 _AT_ONCE = 10 * SECOND
 #: Reasons that a wait elsewhere explains.
 _EXPLAINED = frozenset({"rank_alive_but_not_entered", "rank_inside_other_call"})
@@ -80,7 +80,8 @@ def assign(
         ends = (graph.causes[id(w)] for w in waits if w.finding is not None)
         missed = {c.key for found in ends for c in found if c.kind == "rank"}
         made += (crash := under_crash(waits, context, missed))
-        roles.follow(crash)
+        if crash:
+            roles.follow(crash)
         if not (crash or roots):
             roles.name_unsure()
     return made
@@ -133,8 +134,11 @@ def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:
 
 
 def _is_beside_crash(w: Wait, named: list[Endpoint]) -> bool:
-    """Whether another member crashed when who waits came: the named may wait for that one."""
-    ends = [at for x in w.comm.endpoints.values() if (at := crashed_at(x)) is not None]
+    """Whether another member crashed, or aborted, at about the time when who waits came.
+
+    Those who are named may wait for that one on their devices.
+    """
+    ends = [at for x in w.comm.endpoints.values() if (at := broken_off_at(x)) is not None]
     alive = all(not e.process.ended and e.end is None for e in named)
     return alive and any(abs(at - w.first) <= _AT_ONCE for at in ends)
 
@@ -292,14 +296,17 @@ class _Roles:
         seen = e.completed is not None and reason == "rank_alive_but_not_entered"
         return seen and not self.graph.waits_of(e.actor)
 
-    def _is_against_all(self, w: Wait, named: list[Endpoint], reasons: Mapping[int, str]) -> bool:
+    def _is_against_all(
+        self, w: Wait, named: list[Endpoint], reasons: Mapping[int | None, str]
+    ) -> bool:
         """Whether one rank waits for all others, who wait for nothing, and nobody else for them."""
-        if not len(w.entered) == 1 < len(named) - 1 == w.comm.key.nranks - 2:
+        all_others = len(named) == w.comm.key.nranks - 1
+        if len(w.entered) != 1 or not all_others or len(named) < 3:
             return False
-        who = {e.actor for e in named}
-        lacking = [x for x in self.graph.waits if any(e.actor in who for e in x.absent)]
-        return all({e.actor for e in x.entered} == {w.entered[0].actor} for x in lacking) and all(
-            self._has_nothing_open(e, reasons.get(e.comm_rank or 0)) for e in named
+        who, alone = {e.actor for e in named}, {w.entered[0].actor}
+        lacking = (x for x in self.graph.waits if any(e.actor in who for e in x.absent))
+        return all({e.actor for e in x.entered} == alone for x in lacking) and all(
+            self._has_nothing_open(e, reasons.get(e.comm_rank)) for e in named
         )
 
     def _chosen(self, w: Wait, e: Endpoint) -> bool:
@@ -344,7 +351,7 @@ class _Roles:
             for who in f.culprits:
                 self._of_cause.setdefault(Cause("rank", (who, 0)), f)
         for w in self.graph.waits:
-            if found and w.finding is not None:
+            if w.finding is not None:
                 self._follow(w)
 
     def _own_end(self, actor: Actor) -> frozenset[Cause]:

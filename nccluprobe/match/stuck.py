@@ -12,7 +12,7 @@ from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, named
+from nccluprobe.match.names import capital, everyone, named, unobserved_text
 from nccluprobe.match.status import coverage_of, inside_end, last_sign, ranks_text
 from nccluprobe.match.waits import Wait
 
@@ -57,9 +57,9 @@ def _finding(
     if unobserved:
         hang_type, reason = "waiting_for_unobserved", "rank_not_observed"
         summary = (
-            f"All {len(ranks)} observed members of communicator {comm.label} wait in {api} "
-            f"#{seq} for {seconds(waited):.1f} s; {len(others)} of {comm.key.nranks} ranks "
-            f"are not observed."
+            f"{everyone(len(ranks), comm.label, complete=False)} "
+            f"{'waits' if len(ranks) == 1 else 'wait'} in {api} #{seq} for "
+            f"{seconds(waited):.1f} s; {unobserved_text(len(others), comm.key.nranks)}."
         )
     else:
         hang_type, reason = "collective_all_ranks_stuck", "all_inside"

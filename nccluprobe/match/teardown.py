@@ -1,4 +1,4 @@
-"""Members inside ncclCommDestroy or ncclCommFinalize: one does not call it, or it does not end.
+"""Members inside ncclCommDestroy or ncclCommFinalize: one is missing, or the call does not end.
 
 ncclCommFinalize is collective over the communicator, ncclCommDestroy at least over
 the ranks of a node.  That a call has returned to others shows that it does not need
@@ -15,7 +15,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, named
+from nccluprobe.match.names import capital, everyone, named, unobserved_text
 from nccluprobe.match.process import Inside
 from nccluprobe.match.status import (
     absent_reason,
@@ -104,7 +104,7 @@ def _absent(
 def _all_inside(
     comm: Communicator, inside: list[tuple[Endpoint, Inside]], waited: int, ctx: Context
 ) -> Finding:
-    """All members that are observed are in the end of it, and it does not come to its own."""
+    """All observed members are inside the call that ends it, and that does not return."""
     entered = [e for e, _ in inside]
     ranks = sorted(e.comm_rank or 0 for e in entered)
     apis = sorted({c.api for _, c in inside})
@@ -113,7 +113,7 @@ def _all_inside(
     why = (
         "nobody is missing; work that was queued before, the device or the network is not going on"
         if comm.complete_view
-        else f"{len(others)} of {comm.key.nranks} ranks are not observed"
+        else unobserved_text(len(others), comm.key.nranks)
     )
     error = waited >= ctx.options.error_after and comm.complete_view
     return Finding(
@@ -138,8 +138,8 @@ def _all_inside(
             "unobserved_comm_ranks": len(others),
             "not_observed_ranks": ranks_text(others),
             "summary": (
-                f"All {len(ranks)} {'' if comm.complete_view else 'observed '}members of "
-                f"communicator {comm.label} are inside {' or '.join(apis)} for "
+                f"{everyone(len(ranks), comm.label, comm.complete_view)} "
+                f"{'is' if len(ranks) == 1 else 'are'} inside {' or '.join(apis)} for "
                 f"{seconds(waited):.1f} s: {why}."
             ),
         },

@@ -71,6 +71,7 @@ def _is_held(f: Finding) -> bool:
 
 
 def _does_not_return(f: Finding) -> bool:
+    """Whether it is of one collective that does not return, whatever its type."""
     return f.comm_seq is not None and f.details.get("reason") == "call_not_returned"
 
 
@@ -151,6 +152,7 @@ def _is_left_out(f: Finding) -> bool:
 
 
 def _may_wait(f: Finding) -> bool:
+    """Whether whom it blames may only wait for the device."""
     return (_is_plain(f) or _is_held(f)) and not _is_guess(f) and not _sure(f)
 
 
@@ -164,10 +166,11 @@ def _circles_beside_difference(causes: list[Finding]) -> None:
         and f.culprits
     ]
     for f in causes:
-        sure = f.details.get("confidence")
-        # Of an absence it is a circle that makes it less than observed, or else reduced.
-        chosen = f.hang_type == "collective_missing_enter" and sure == "inferred"
-        if not chosen and ("cycle" not in f.details or sure == "observed"):
+        confidence = f.details.get("confidence")
+        # An absence is inferred where its rank waits itself (or stands beside a crash):
+        # lost events would make it reduced.
+        inferred = f.hang_type == "collective_missing_enter" and confidence == "inferred"
+        if not inferred and ("cycle" not in f.details or confidence == "observed"):
             continue
         near = [g for g in seen if abs(f.since - g.since) <= _AFTER]
         if near and f.culprits and not set(f.culprits) <= set(near[0].culprits):

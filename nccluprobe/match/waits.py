@@ -54,7 +54,7 @@ class Wait:
     weak: bool = False
     #: Some who are absent from a send or receive may have come: events of theirs were lost.
     doubtful: bool = False
-    #: They have: what else is seen leaves nothing else.
+    #: All who are absent have come, unseen: what else is seen leaves no other way.
     over: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
     held: list[Endpoint] = field(default_factory=list)

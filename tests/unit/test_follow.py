@@ -68,15 +68,26 @@ def test_limits_that_pass_one_after_another_leave_time_between_scans(
 ) -> None:
     sources = frozenset({1})
     monkeypatch.setattr(session.analysis, "due", lambda began: Due(began + 1, sources))
-    for took in (0.0, 3.0):
+    for took, pause in ((0.5, 0.0), (3.0, 1.5), (1.0, 2.5)):
         began = time.time_ns() - round(took * S)
-        due = session._due(began, pause=True)
+        due = session._due(began, limit=True)
         assert due is not None
         assert due.sources == sources
-        assert due.at - time.time_ns() > (max(took, 0.25) - 0.1) * S
-    due = session._due(began, pause=False)  # it was not that of a limit
+        assert max(0, due.at - time.time_ns()) / S == pytest.approx(pause, abs=0.2)
+    due = session._due(began, limit=False)  # it was not that of a limit
     assert due is not None
     assert due.at < time.time_ns()
+
+
+def test_what_scans_of_limits_took_is_paid_back_by_the_time_between(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.analysis, "due", lambda began: Due(began + 1, frozenset({1})))
+    session._judged = time.monotonic() - 13  # 10 s lie between
+    session._credit = -9.0
+    due = session._due(time.time_ns() - 3 * S, limit=True)
+    assert due is not None
+    assert (due.at - time.time_ns()) / S == pytest.approx(2, abs=0.2)
 
 
 def test_when_a_limit_is_over_what_it_depends_on_is_read_first(
@@ -128,7 +139,7 @@ def test_no_scan_begins_just_before_a_limit(
     limit = time.time_ns() + round(1.3 * S)
     monkeypatch.setattr(session.analysis, "scan", scan)
     monkeypatch.setattr(
-        session, "_due", lambda began, pause: Due(limit, frozenset({3})) if began < limit else None
+        session, "_due", lambda began, **_: Due(limit, frozenset({3})) if began < limit else None
     )
     with FindingWriter(tmp_path) as writer:
         session.follow(writer, 1.5, None)

@@ -286,3 +286,27 @@ def test_idle_is_learned_from_three_long_waits() -> None:
         c.proc.call(c, "ncclBroadcast", t, root=0)
     cover(job.procs, t + 1000)
     assert [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"] == []
+
+
+@pytest.mark.parametrize(("behind", "found"), [(1.4, ["open", "resolved"]), (1.7, [])])
+def test_what_a_collector_told_just_before_the_limit_will_do(
+    behind: float, found: list[str]
+) -> None:
+    """It tells once a second; a call that it was about to tell ends the finding."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs[:3], t + 60.2)
+    cover(job.procs[3:], t + 60.2 - behind)
+    steps(comms[3:], 1, start=t + 60.3)
+    for p in job.procs:
+        p.coverage(t + 62)
+    run = Run(job)
+    states = []
+    for at in (60.2, 62):
+        run.until(t + at)
+        states += [
+            f.state for f in run.scan(unix(t + at)) if f.hang_type != "delayed_collective_enter"
+        ]
+    assert states == found

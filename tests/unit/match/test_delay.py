@@ -238,3 +238,17 @@ def test_who_comes_just_after_another_late_one_may_have_waited_for_it(
     found = [f for f in analyze_job(job) if f.hang_type == "delayed_collective_enter"]
     assert sorted([c["rank"] for c in f.named] for f in found) == named
     assert all((f.role == "unknown") == (not f.named) for f in found)
+
+
+def test_of_many_that_come_one_after_another_only_the_first_is_late() -> None:
+    """More than are remembered from one scan to the next."""
+    job = Job()
+    host = Host("node", err=1000)
+    for i in range(300):
+        pair = [job.proc(2 * i + r, host).comm(f"{i + 1:016x}", r, 2) for r in (0, 1)]
+        for c, at in zip(pair, (2.0, 61.0 + i * 0.002), strict=True):
+            c.proc.call(c, "ncclAllReduce", 0.8)
+            c.proc.call(c, "ncclAllReduce", at)
+            c.proc.cover(0.5, 90.0)
+    found = [f for f in analyze_job(job) if f.hang_type == "delayed_collective_enter"]
+    assert (len(found), [c["rank"] for f in found for c in f.named]) == (300, [1])

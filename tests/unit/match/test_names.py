@@ -5,6 +5,8 @@ from __future__ import annotations
 from support.analysis import analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
+from nccluprobe.match.names import everyone, unobserved_text
+
 HASH = "00000000000000aa"
 
 
@@ -68,3 +70,11 @@ def test_one_number_is_said_once() -> None:
     comms[1].proc.enter(comms[1], "ncclRecv", end, peer=0)
     text = summary(job, end + 400, "p2p_unmatched")
     assert text.startswith("Rank 1 is inside ncclRecv #0") and "of the job" not in text
+
+
+def test_one_member_that_is_observed_is_not_all_of_them() -> None:
+    assert everyone(4, "aa", complete=True) == "All 4 members of communicator aa"
+    assert everyone(3, "aa", complete=False) == "All 3 observed members of communicator aa"
+    assert everyone(1, "aa", complete=False) == "The one observed member of communicator aa"
+    assert unobserved_text(1, 4) == "1 of 4 ranks is not observed"
+    assert unobserved_text(2, 4) == "2 of 4 ranks are not observed"

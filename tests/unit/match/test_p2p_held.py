@@ -38,6 +38,19 @@ def test_all_have_come_and_nobody_is_blamed() -> None:
     assert f.details["summary"].startswith("Ranks 0-1 of the job are inside ncclGroupEnd for 400")
 
 
+def test_who_has_no_known_rank_is_told_by_its_place() -> None:
+    job = Job()
+    comms = [job.proc(None).comm("00000000000000aa", r, 2) for r in range(2)]
+    t = steps(comms, 5)
+    for c, peer in zip(comms, (1, 0), strict=True):
+        c.proc.group(exchange(c, peer), t, state="inside")
+    cover(job.procs, t + 100)
+    (f,) = analyze_job(job)
+    text = f.details["summary"]
+    assert "1500" in text and "1501" in text and "of the job" not in text
+    assert " are inside ncclGroupEnd for 100" in text
+
+
 def test_a_send_alone() -> None:
     job, comms, t = held(come=False)
     comms[2].proc.enter(comms[2], SEND, t, peer=3, count=8)

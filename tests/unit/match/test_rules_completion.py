@@ -67,7 +67,7 @@ def test_that_nobody_is_missing_is_said_only_where_all_are_observed(traced: int)
     assert f is not None
     text = f.details["summary"]
     assert ("nobody is missing" in text) == (traced == 4)
-    assert ("1 of 4 ranks was not observed, and may have not come" in text) == (traced == 3)
+    assert ("1 of 4 ranks is not observed, and may not have come" in text) == (traced == 3)
 
 
 def test_a_call_after_which_nothing_is_seen_may_lack_its_other_rank(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_all_who_are_observed_are_inside() -> None:
     cover(job.procs, t + 400)
     (f,) = analyze_job(job)
     assert told([f]) == [("waiting_for_unobserved", "notice", "unknown", [])]
-    assert f.details["summary"].endswith("1 of 4 ranks are not observed.")
+    assert f.details["summary"].endswith("1 of 4 ranks is not observed.")
 
 
 def test_who_waits_for_all_who_are_inside_follows_from_it() -> None:
