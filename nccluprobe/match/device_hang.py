@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nccluprobe.match import p2p_held
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device import Device
@@ -81,7 +80,6 @@ def settle(
         mine = [f for f in open_ if f.job == job]
         f = _judge(waits, mine, theirs, context, device)
         made += [] if f is None else [f]
-    p2p_held.settle(findings, made)
     return made
 
 

@@ -18,6 +18,7 @@ from nccluprobe.match import (
     idle,
     inits,
     leaving,
+    p2p_held,
     phases,
     roles,
     sites,
@@ -131,6 +132,7 @@ class Matcher(State):
         current += device_hang.settle(
             waits, current, self.comms.values(), self._context, self.p2p.stalls.device
         )
+        p2p_held.settle(current)
         doubt.lower(current, self.comms.values(), self.p2p.sides, self._context)
         self.waits = waits
         self._note_missed(waits)

@@ -110,11 +110,11 @@ def _finding(calls: list[tuple[Process, Inside]], where: set[str], ctx: Context)
     )
 
 
-def settle(findings: list[Finding], made: Sequence[Finding]) -> None:
+def settle(findings: list[Finding]) -> None:
     """A cause, where nothing else is wrong in its job; else what is wrong explains it."""
     for f in [f for f in findings if f.key[0] == _KEY]:
-        others = (g for g in (*findings, *made) if g is not f and g.job == f.job)
+        others = (g for g in findings if g is not f and g.job == f.job)
         if any(g.state == "open" and g.hang_type != "delayed_collective_enter" for g in others):
-            findings.remove(f)
+            findings[:] = [g for g in findings if g is not f]
         else:
             f.role = "root_cause"
