@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from nccluprobe.cli import output
 from nccluprobe.cli.judging import Session
 from nccluprobe.cli.limits import (
     ErrorAfter,
@@ -83,8 +85,13 @@ def analyze(
             if error.code is not ExitCode.OUTPUT:
                 raise
             unwritten = error
+        except OSError as error:
+            _unshown(session, error)
     if session.has_input():
-        session.finish()
+        try:
+            session.finish()
+        except OSError as error:
+            _unshown(session, error)
         if writer.made and out is None and not found.traces:
             # Nobody looks for files where no run is, and where they were not asked for.
             typer.echo(f"{FINDINGS} is in {writer.folder} (--out DIR: elsewhere)", err=True)
@@ -96,6 +103,19 @@ def analyze(
     if unwritten is not None:
         raise unwritten
     raise _nothing_read(session, folders, run_id)
+
+
+def _unshown(session: Session, error: OSError) -> None:
+    """Standard output cannot be written: an error that cannot be shown is one all the same."""
+    if error.filename is not None or error.errno not in {*output.FULL, errno.EPIPE}:
+        raise error
+    if session.exit_code() is not ExitCode.FINDINGS:
+        raise error
+    output.drop()
+    if error.errno != errno.EPIPE:  # else, as with ``| head``, who asks for the code gets it
+        raise NccluprobeError(
+            f"the output cannot be written: {error.strerror}", ExitCode.FINDINGS
+        ) from error
 
 
 def _nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:

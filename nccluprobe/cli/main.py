@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from nccluprobe import __version__
+from nccluprobe.cli import output
 from nccluprobe.errors import ExitCode, NccluprobeError
-
-#: What a write to standard output fails with when its disk is full or broken.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 HELP = "Trace NVIDIA NCCL from outside and find the rank that never came."
 
@@ -42,22 +37,28 @@ class OneLineGroup(TyperGroup):
     def main(
         self,
         args: Sequence[str] | None = None,
-        *rest: Any,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        run: Callable[..., Any] = super().main
-        run = functools.partial(run, standalone_mode=False, **extra)
-        if not standalone_mode:
-            return run(words, *rest)
         try:
-            code = run(words or ["--help"], *rest)
+            with self.make_context(prog_name, words or ["--help"], **extra) as context:
+                self.invoke(context)
+            code: int = ExitCode.OK
+        except typer.Exit as end:
+            code = end.exit_code if words else ExitCode.USAGE
         except _UsageError as error:
-            sys.exit(_say_usage(error))
-        if not words:
-            sys.exit(int(ExitCode.USAGE))
-        sys.exit(code if isinstance(code, int) else 0)
+            code = _say_usage(error)
+        except OSError as error:  # of the help, say: commands catch theirs
+            code = _unwritten(error)
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            code = code or _unwritten(error)
+        sys.exit(int(code))
 
 
 def _say_usage(error: Any) -> int:
@@ -131,25 +132,24 @@ def guarded(function: Callable[..., Any]) -> Callable[..., None]:
             code = error.code
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output went away, as ``| head`` does.
-            _drop_output()
-            code = ExitCode.OK
         except OSError as error:
-            if error.errno not in _FULL or error.filename is not None:
-                raise
-            print(f"nccluprobe: the output cannot be written: {error.strerror}", file=sys.stderr)
-            _drop_output()
-            code = ExitCode.OUTPUT
+            code = _unwritten(error)
         raise typer.Exit(int(code) if isinstance(code, int) else 0)
 
     return command
 
 
-def _drop_output() -> None:
-    """What is still buffered must not fail once more when Python ends."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _unwritten(error: OSError) -> ExitCode:
+    """Standard output could not be written; other errors are raised on."""
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output went away, as ``| head`` does.
+        output.drop()
+        return ExitCode.OK
+    if error.errno not in output.FULL or error.filename is not None:
+        raise error
+    output.drop()
+    print(f"nccluprobe: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return ExitCode.OUTPUT
 
 
 def _stub() -> None:
@@ -165,7 +165,11 @@ def _version(wanted: bool) -> None:
 def build(argv: Sequence[str]) -> typer.Typer:
     """The application; only the command that ``argv`` names is imported."""
     app = typer.Typer(
-        name="nccluprobe", cls=OneLineGroup, add_completion=False, rich_markup_mode=None
+        name="nccluprobe",
+        cls=OneLineGroup,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
     )
 
     @app.callback(help=HELP)
@@ -190,6 +194,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
 def run(mask: Iterable[int] = ()) -> None:
     """Entry point of the command; ``mask``: the signals to block, after the imports."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    output.prepare()
     try:
         app = build(sys.argv[1:])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
