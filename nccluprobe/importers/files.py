@@ -85,10 +85,10 @@ def _folder(top: Path, kind: str | None, found: Found) -> None:
             here.add(what, path, size)
         elif size == 0:
             empty.append(path)
-    if here.files.get(FR):
+    if here.files.get(FR) or not here.any:
         # A rank that could not write any more leaves an empty file.
         for path in empty:
-            if _DUMP_NAME.search(Path(path).name):
+            if _DUMP_NAME.search(Path(path).name) and not path.endswith(".jsonl"):
                 here.add(FR, path, 0)
     if not here.any:
         found.traces.append(top)

@@ -357,11 +357,12 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.inputs = _int64([elements.of(s) for s in in_sizes])
     dump.outputs = _int64([elements.of(s) for s in out_sizes])
     dump.state = np.array([_STATES.get(s, SCHEDULED) for s in state], np.int32)
-    dump.created = _int64([t or 0 for t in created])
-    dump.ended = _int64([t or 0 for t in completed])
-    dump.newest = max(int(dump.created.max()), *(_checked(t) for t in {*completed} - {None}), 0)
-    dump.timeout = _int64([_checked(t or 0) for t in timeout])
-    dump.timed = dump.timed or any(t is not None for t in begun)
+    completed, begun = _times(completed), _times(begun)
+    dump.created = _int64(_times(created))
+    dump.ended = _int64(completed)
+    dump.newest = max(int(dump.created.max()), *map(_checked, {*completed}), 0)
+    dump.timeout = _int64([_checked(t) for t in _times(timeout)])
+    dump.timed = dump.timed or any(begun)
     dump.timeout_ms = _shortest(dump.timeout[dump.state != COMPLETED])
     if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
         raise TypeError("a name is no text")
@@ -369,6 +370,14 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.datatypes = [str(d)[:40] for d in datatypes]
     dump.groups_seen = [(str(k[1])[:200], str(k[2])[:200]) for k in groups]
     dump.pg_ids = [str(k[0])[:40] for k in groups]
+
+
+def _times(values: Sequence[Any]) -> list[Any]:
+    """0 for what is not known: none, or not a number."""
+    found = [t or 0 for t in values]
+    if float in set(map(type, found)):
+        found = [0 if type(t) is float and not math.isfinite(t) else t for t in found]
+    return found
 
 
 def _int64(values: Sequence[Any]) -> Int64:

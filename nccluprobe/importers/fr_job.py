@@ -78,7 +78,13 @@ def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[s
     for path, dump in files:
         rank = rank_of(path, dump)
         if rank is None:
-            problems.append(f"{path}: neither its name nor its groups tell whose rank it is")
+            told = rank_in_name(path)
+            why = (
+                "neither its name nor its groups tell whose rank it is"
+                if told is None
+                else f"its name says rank {told}, which is in none of its groups: not read"
+            )
+            problems.append(f"{path}: {why}")
             continue
         folders.setdefault(str(Path(path).parent), []).append(Member(rank, path, dump))
     jobs: list[Job] = []
