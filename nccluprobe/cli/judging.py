@@ -76,6 +76,8 @@ class Session:
                 break
             through = self.analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
             self.reader.at_time(c.source, through)
+            if c.caught_up and self._live:
+                self.analysis.heard(c.source, time.time_ns())
             something = something or bool(c.data)
             if until is not None and time.time_ns() >= until:
                 break

@@ -126,6 +126,17 @@ def phase_notes(matcher: Matcher) -> list[str]:
     return found[:_LISTED] + ([f"and {more} more ranks in a phase"] if more > 0 else [])
 
 
+def clock_notes(matcher: Matcher) -> list[str]:
+    """Whose clock is not that of this machine, as far as files tell that grow."""
+    found = [
+        f"the clock of {host} is {abs(offset) / 1e9:.0f} s "
+        f"{'ahead of' if offset > 0 else 'behind'} this machine's"
+        for host, offset in sorted(matcher.clocks.hosts.items())
+    ]
+    more = len(found) - _LISTED
+    return found[:_LISTED] + ([f"and the clocks of {more} more hosts"] if more > 0 else [])
+
+
 def summary_of(
     analysis: Analysis,
     reader: TraceReader,
@@ -163,6 +174,7 @@ def summary_of(
             f"{counts.captured} calls were captured into a CUDA graph: its replays call no NCCL "
             "function and are not seen, so ranks may stand apart inside a graph"
         )
+    notes += clock_notes(matcher)
     notes += waiting_notes(matcher)
     notes += phase_notes(matcher)
     if refused := heartbeats.refused:

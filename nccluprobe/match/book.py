@@ -49,7 +49,8 @@ class Book:
             if changed:
                 out.append(f)
         for key in [k for k in self.open if k not in seen]:
-            f = self.open.pop(key).resolved(now)
+            f = self.open.pop(key)
+            f = f.resolved(max(now, f.detected_at))  # which its own hosts' clock told
             self._keep(f)
             out.append(f)
         self.written += len(out)

@@ -25,6 +25,7 @@ from nccluprobe.match import (
 )
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
+from nccluprobe.match.clocks import Clocks
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
@@ -64,6 +65,7 @@ class Matcher(State):
         self.delays = Delays()
         self.mismatches = Mismatches()
         self.orders = Orders()
+        self.clocks = Clocks()
         #: What ranks waited in at the last scan.
         self.waits: list[Wait] = []
         #: process -> when its absence was reported, newest last
@@ -77,13 +79,14 @@ class Matcher(State):
     def scan(self, now: int | None = None) -> list[Finding]:
         """Judge what is open; returns the findings to write, new or changed.
 
-        ``now``: the analyzer's clock (live), or None: the newest time in any
-        trace of each job (afterwards).
+        ``now``: the analyzer's clock (live; each job is judged by its own, as far as
+        ``heard`` tells the difference), or None: the newest time in any trace of each
+        job (afterwards).
         """
         self._now = now
         self._set_clocks(now)
         self.change_speakers()
-        self._press(now)
+        self._press()
         self.settle()
         current = self._disagreements(final=now is None)
         contexts: dict[CommKey, Context] = {}
@@ -143,14 +146,22 @@ class Matcher(State):
         self._clean_up(contexts)
         return written
 
+    def heard(self, source: int, now: int) -> None:
+        """A source has been read to its end, at this moment of the analyzer's clock, unix ns."""
+        if (p := self.processes.get(source)) is not None and p.newest:
+            self.clocks.heard(source, p.newest, now, self.options.silent_after)
+
     def due(self, now: int) -> Due | None:
         """When what ranks wait in passes its next limit; None: they wait in nothing."""
         limits = (self.options.missing_after, self.options.error_after)
-        times = [(t, w) for w in self.waits for n in limits if (t := w.first + n) > now]
+        first = [
+            (w.first - self.clocks.shift(self.jobs.same(w.comm.key.hash)), w) for w in self.waits
+        ]
+        times = [(t, w) for since, w in first for n in limits if (t := since + n) > now]
         if not times:
             return None
-        first = min(t for t, _ in times)
-        at = max(t for t, _ in times if t - first <= _TOGETHER)
+        soon = min(t for t, _ in times)
+        at = max(t for t, _ in times if t - soon <= _TOGETHER)
         absent = (e for t, w in times if t <= at for e in w.absent)
         return Due(at, frozenset(e.process.source for e in absent))
 
@@ -197,12 +208,13 @@ class Matcher(State):
         )
         return waits, current
 
-    def _press(self, now: int | None) -> None:
+    def _press(self) -> None:
         """No more will come on these: late members get their place by what there is."""
         for comm in self.comms.values():
             if comm.has_late:
                 newest = max((e.last_t for e in comm.endpoints.values()), default=0)
-                comm.press = now is None or now - newest > self.options.decide_after
+                now = self._nows.get(self.jobs.same(comm.key.hash), 0)
+                comm.press = self._now is None or now - newest > self.options.decide_after
 
     def _disagreements(self, final: bool) -> list[Finding]:
         """Decide what is due; several disagreements may follow each other."""
@@ -338,11 +350,15 @@ class Matcher(State):
         return self._nows.get(self.jobs.same(source), 0)
 
     def _set_clocks(self, now: int | None) -> None:
-        self._nows = {}
         self._contexts.clear()
-        for source, p in self.processes.items():
-            job = self.jobs.same(source)
-            self._nows[job] = now if now is not None else max(self._nows.get(job, 0), p.newest)
+        if now is not None:
+            behind = self.options.silent_after
+            self._nows = self.clocks.judge(self.processes.values(), self.jobs, now, behind)
+        else:
+            self._nows = {}
+            for source, p in self.processes.items():
+                job = self.jobs.same(source)
+                self._nows[job] = max(self._nows.get(job, 0), p.newest)
         self._labels = self.jobs.labels()
 
     def _context(self, comm: Communicator) -> Context:

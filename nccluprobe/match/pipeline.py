@@ -47,6 +47,10 @@ class Analysis:
                 self.matcher.forget_signatures()
         return self.decoder.through(source)
 
+    def heard(self, source: int, now: int) -> None:
+        """A source that grows has been read to its end at this moment, unix ns."""
+        self.matcher.heard(source, now)
+
     def take(self, items: Iterable[Item]) -> None:
         """Take items of another source than a trace; nothing is closed before the next scan."""
         self.matcher.feed(items)
