@@ -53,6 +53,8 @@ class FlightRecorder:
         #: How long the ranks are taken to have waited, ns.
         self.waited = _shortest_timeout(job)
         self.calls = 0
+        #: Calls of those that are in no group that the dumps describe, and so are not compared.
+        self.unplaced = 0
         #: Whether the time of the dumps is not known, and the timeout stands for it.
         self.assumed = False
         #: Ranks of which nobody knows where they were, and that others wait for.
@@ -78,8 +80,13 @@ class FlightRecorder:
         self.assumed = not self.newest <= written < latest
         return latest if self.assumed else written
 
-    def items(self) -> Iterator[list[m.Item]]:
-        """Items, a list for each rank."""
+    @property
+    def compares(self) -> bool:
+        """Whether there is anything that can be compared; after ``read``."""
+        return bool(self._groups)
+
+    def read(self) -> None:
+        """Find the calls of all groups, and where the ranks stand."""
         calls: dict[int, Calls] = {}
         for rank, member in sorted(self.job.members.items()):
             if member.dump is not None:
@@ -102,6 +109,9 @@ class FlightRecorder:
             telling |= self._later if len(self._later) == 1 else set()
             self.suspects = suspects(self._groups.values(), unknown | self._later, telling)
         self._trust_partners()
+
+    def items(self) -> Iterator[list[m.Item]]:
+        """Items of what was read, a list for each rank."""
         frontier = self._frontiers()
         through = self.through()
         for rank, member in sorted(self.job.members.items()):
@@ -144,6 +154,7 @@ class FlightRecorder:
         for g, (name, desc) in enumerate(dump.groups_seen):
             known = group_of(dump, name, desc)
             if known is None or rank not in known.ranks:
+                self.unplaced += int((dump.group == g).sum())
                 continue
             group = self._group((known.name, known.ranks))
             self.job.desc.setdefault(group.key, desc)

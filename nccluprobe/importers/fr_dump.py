@@ -9,7 +9,6 @@ import io
 import json
 import math
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -18,17 +17,18 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 
+from nccluprobe.importers.fr_numbers import BIG, at_least, checked, int64, shortest, times
 from nccluprobe.match.model import Int32, Int64
 
 #: A dump is about 2 kB an entry, and rings have some thousand entries.
 MAX_BYTES = 1 << 30
 _MAX_ENTRIES = 4_000_000
 _MAX_GROUPS = 100_000
-_BIG = 2**62
 _AHEAD = 128 << 10
 #: A pickle of protocol 2 or later, as PyTorch writes it, begins so.
 _PICKLE = b"\x80"
 _NEITHER = "neither a pickle nor JSON"
+EMPTY = "it is empty"
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 _STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
@@ -99,7 +99,7 @@ class Dump:
         self.groups_seen = [self.groups_seen[g] for g in seen]
         self.pg_ids = [self.pg_ids[g] for g in seen]
         self.newest = int(max(self.created.max(initial=0), self.ended.max(initial=0)))
-        self.timeout_ms = _shortest(self.timeout[self.state != COMPLETED])
+        self.timeout_ms = shortest(self.timeout[self.state != COMPLETED])
 
     @property
     def whole(self) -> bool:
@@ -134,7 +134,7 @@ def read_dump(path: str) -> Dump:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     data = Path(path).read_bytes()
     if not data.strip():
-        raise ValueError("it is empty")
+        raise ValueError(EMPTY)
     return parse_dump(data)
 
 
@@ -230,7 +230,7 @@ def _groups(config: Any) -> dict[str, Group]:
             name, desc, ranks = key, "", value
         if isinstance(ranks, str):
             ranks = _listed(ranks)
-        if not isinstance(ranks, list) or not all(type(r) is int and 0 <= r < _BIG for r in ranks):
+        if not isinstance(ranks, list) or not all(type(r) is int and 0 <= r < BIG for r in ranks):
             continue
         found[str(key)] = Group(str(name)[:200], str(desc)[:200], tuple(ranks))
     return found
@@ -258,7 +258,7 @@ def _status(status: Any) -> dict[str, tuple[int, int]]:
             completed = value.get("last_completed_collective")
             if type(enqueued) is not int or type(completed) is not int:
                 continue
-            if max(abs(enqueued), abs(completed)) < _BIG:
+            if max(abs(enqueued), abs(completed)) < BIG:
                 found[str(key)] = (enqueued, completed)
     return found
 
@@ -285,7 +285,7 @@ class _Elements(dict[Any, int]):
         elements = math.prod(shape)
         if type(elements) is not int or elements < 0:
             raise TypeError("a size is no integer, or negative")
-        found = self[shape] = min(elements, _BIG - 1)
+        found = self[shape] = min(elements, BIG - 1)
         return found
 
     def of(self, shapes: Any) -> int:
@@ -294,7 +294,7 @@ class _Elements(dict[Any, int]):
             return -1
         if len(shapes) == 1:
             return self[tuple(shapes[0])]
-        return min(sum(self[tuple(s)] for s in shapes), _BIG - 1)
+        return min(sum(self[tuple(s)] for s in shapes), BIG - 1)
 
 
 #: What is read of an entry, and what stands for it in versions that lack it.
@@ -342,10 +342,10 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     )[:11]
     state, created, begun, completed, timeout, op = columns[11:]
     groups, names, datatypes, elements = _Numbers(), _Numbers(), _Numbers(), _Elements()
-    dump.record = _int64(record)
-    dump.seq = _int64(seq)
-    dump.p2p_seq = _int64(p2p_seq)
-    dump.op = _int64(op)
+    dump.record = int64(record)
+    dump.seq = int64(seq)
+    dump.p2p_seq = int64(p2p_seq)
+    dump.op = int64(op)
     dump.is_p2p = np.array([x is True for x in is_p2p], np.bool_)
     numbered = [groups[i, g[0], g[1]] for i, g in zip(pg_id, pg, strict=True)]
     dump.group = np.array(numbered, np.int32)
@@ -354,51 +354,19 @@ def _columns(dump: Dump, entries: list[Any]) -> None:
     dump.datatype = np.array(
         [datatypes[i[0] if i else o[0] if o else ""] for i, o in types], np.int32
     )
-    dump.inputs = _int64([elements.of(s) for s in in_sizes])
-    dump.outputs = _int64([elements.of(s) for s in out_sizes])
+    dump.inputs = int64([elements.of(s) for s in in_sizes])
+    dump.outputs = int64([elements.of(s) for s in out_sizes])
     dump.state = np.array([_STATES.get(s, SCHEDULED) for s in state], np.int32)
-    completed, begun = _times(completed), _times(begun)
-    dump.created = _int64(_times(created))
-    dump.ended = _int64(completed)
-    dump.newest = max(int(dump.created.max()), *map(_checked, {*completed}), 0)
-    dump.timeout = _int64([_checked(t) for t in _times(timeout)])
-    dump.timed = dump.timed or any(begun)
-    dump.timeout_ms = _shortest(dump.timeout[dump.state != COMPLETED])
+    ends = times(completed)
+    dump.ended = int64(ends)
+    dump.created = at_least(int64(times(created)), dump.ended)
+    dump.newest = max(int(dump.created.max()), *map(checked, {*ends}), 0)
+    dump.timeout = int64([checked(t) for t in times(timeout)])
+    dump.timed = dump.timed or any(times(begun))
+    dump.timeout_ms = shortest(dump.timeout[dump.state != COMPLETED])
     if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
         raise TypeError("a name is no text")
     dump.names = [n[:200] for n in names]
     dump.datatypes = [str(d)[:40] for d in datatypes]
     dump.groups_seen = [(str(k[1])[:200], str(k[2])[:200]) for k in groups]
     dump.pg_ids = [str(k[0])[:40] for k in groups]
-
-
-def _times(values: Sequence[Any]) -> list[Any]:
-    """0 for what is not known: none, or not a number."""
-    found = [t or 0 for t in values]
-    if float in set(map(type, found)):
-        found = [0 if type(t) is float and not math.isfinite(t) else t for t in found]
-    return found
-
-
-def _int64(values: Sequence[Any]) -> Int64:
-    """Integers only: anything else raises, where numpy would convert."""
-    try:
-        found = np.array(values)
-    except ValueError as error:  # lists of several lengths
-        raise TypeError("a number is a list") from error
-    if found.dtype != np.int64 or found.ndim != 1:
-        raise TypeError("a number is no integer, or too large")
-    if len(found) and (int(found.min()) <= -_BIG or int(found.max()) >= _BIG):
-        raise OverflowError("a number is too large")
-    return found
-
-
-def _shortest(timeouts: Int64) -> int:
-    """The shortest that there is, ms; 0: none."""
-    return int(timeouts[timeouts > 0].min(initial=_BIG)) % _BIG
-
-
-def _checked(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _BIG:
-        raise TypeError("a number is no integer, or too large")
-    return value

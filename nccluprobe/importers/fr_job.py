@@ -82,7 +82,7 @@ def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[s
             why = (
                 "neither its name nor its groups tell whose rank it is"
                 if told is None
-                else f"its name says rank {told}, which is in none of its groups: not read"
+                else f"its name says rank {told}, and its groups contradict it: not read"
             )
             problems.append(f"{path}: {why}")
             continue

@@ -11,7 +11,8 @@ from nccluprobe.importers import ras
 from nccluprobe.importers.common import Numbers, Told
 from nccluprobe.importers.files import FR, INSPECTOR, KINDS, NCCL_LOG, RAS, Found
 from nccluprobe.importers.fr import FlightRecorder
-from nccluprobe.importers.fr_dump import Dump, is_foreign, read_dump
+from nccluprobe.importers.fr_default import describe_default
+from nccluprobe.importers.fr_dump import EMPTY, Dump, is_foreign, read_dump
 from nccluprobe.importers.fr_job import jobs_of
 from nccluprobe.importers.guard import read_guarded
 from nccluprobe.importers.inspector import Inspector
@@ -114,12 +115,20 @@ def _flight_recorder(
     files: list[tuple[str, int]], analysis: Analysis, numbers: Numbers, done: Imported
 ) -> None:
     reads: list[tuple[str, Dump | None]] = []
+    errors: list[tuple[str, str]] = []
     for read in read_guarded(read_dump, files):
         if read.error is not None:
-            done.told.problem(f"{read.path}: {read.error}")
+            errors.append((read.path, read.error))
             if is_foreign(read.error):
                 continue
         reads.append((read.path, read.value))
+    if len(errors) == len(files) > 1 and {why for _, why in errors} == {EMPTY}:
+        folders = sorted({str(Path(path).parent) for path, _ in files})
+        more = "" if len(folders) < 3 else f" and {len(folders) - 2} more folders"
+        done.told.problem(f"{', '.join(folders[:2])}{more}: the {len(files)} dumps are empty files")
+        return
+    for path, why in errors:
+        done.told.problem(f"{path}: {why}")
     good = sum(dump is not None for _, dump in reads)
     if not good:
         return
@@ -129,9 +138,26 @@ def _flight_recorder(
     for problem in problems:
         done.told.problem(problem)
     for job in jobs:
-        if not any(x.dump for x in job.members.values()):
+        where = job.label.rstrip("/")
+        dumps = [x.dump for x in job.members.values() if x.dump is not None]
+        if not any(map(len, dumps)):
+            if dumps:
+                done.told.problem(f"{where}: its {len(dumps)} dumps are empty: they hold no call")
             continue
+        if describe_default(job):
+            done.note(
+                "the dumps do not describe their groups: the default group is taken to have "
+                f"the {len(dumps)} ranks that left one"
+            )
         recorder = FlightRecorder(job, numbers.take(len(job.members)), analysis.table)
+        recorder.read()
+        if recorder.unplaced:
+            done.told.problem(
+                f"{where}: {recorder.unplaced} calls of groups that the dumps do not describe "
+                "(pg_config) are not compared"
+            )
+        if not recorder.compares:
+            continue
         analysis.lower_limits(recorder.waited)
         for items in recorder.items():
             analysis.take(items)
