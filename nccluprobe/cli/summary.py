@@ -154,6 +154,12 @@ def summary_of(
     if files.unreadable_files or files.vanished_files:
         n = files.unreadable_files + files.vanished_files
         notes.append(f"{n} files could not be read to their end: {files.examples[0]}")
+    if files.replaced:
+        n = len(files.replaced)
+        were = "file was" if n == 1 else "files were"
+        notes.append(
+            f"{n} {were} replaced by another one and not read to the end: {files.replaced[0]}"
+        )
     if files.oversize_lines:
         notes.append(f"{files.oversize_lines} lines were too long")
     if counts.bad_lines:

@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _HEAD = 64 << 10
 _CHUNK_MIN, _CHUNK_MAX, _CHUNK_ALL = 128 << 10, 256 << 10, 256 << 20
 _RESCAN_S = 1.0
 _MTIME_SETTLED_S = 2.0
+#: So many bytes before the place that was read up to tell whether it is still the same file.
+_MARK = 128
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class _Part:
     line: int = 1
     torn: int = 0  # bytes of a last line without newline
     gone: bool = False
+    mark: bytes = b""  # what stands before the offset, or, at first, behind it
+
+
+class _ReplacedError(OSError):
+    """Another file has this part's name."""
 
 
 @dataclass
@@ -81,6 +89,8 @@ class ReadCounts:
     oversize_lines: int = 0
     unreadable_files: int = 0
     vanished_files: int = 0
+    #: Files that others were put in the place of, while they were read.
+    replaced: list[str] = field(default_factory=list)
     skipped_links: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -201,8 +211,11 @@ class TraceReader:
             self.run_ids.add(run_id)
         other = self._run_id is not None and run_id != self._run_id
         ignored = other and not line.startswith(_INSPECT)
-        self._part_of(key, path, ignored).parts.append(_Part(path, file_id, number))
-        source = self._by_key[key]
+        source = self._part_of(key, path, ignored)
+        if any(p.gone and p.path == path for p in source.parts):
+            return  # written anew: what was read of it would be read twice
+        part = _Part(path, file_id, number, mark=head[: min(len(line) + 1, _MARK)])
+        source.parts.append(part)
         done, waiting = source.parts[: source.at + 1], source.parts[source.at + 1 :]
         if source.at == 0 and len(source.parts) > 1 and done[0].offset == 0:
             done, waiting = [], source.parts
@@ -274,16 +287,27 @@ class TraceReader:
         if part.gone:
             return b"", True
         try:
-            part.size = os.stat(part.path).st_size  # noqa: PTH116 - thousands of files a second
+            found = os.stat(part.path)  # noqa: PTH116 - thousands of files a second
+            part.size = found.st_size
+            other = (found.st_dev, found.st_ino) != part.file_id
             if part.size < part.offset:
-                raise OSError("the file was cut")
-            if part.size <= part.offset + part.torn:
+                raise _ReplacedError if other else OSError("the file was cut")
+            if part.size <= part.offset + part.torn and not other:
                 return b"", True
             with open(part.path, "rb", buffering=0) as f:  # noqa: PTH123 - the same
-                f.seek(part.offset)
+                if not _same(part, f):
+                    raise _ReplacedError
+                part.file_id = (found.st_dev, found.st_ino)
                 data = f.read(size)
                 while b"\n" not in data and len(data) < _MAX_LINE and (more := f.read(size)):
                     data += more
+        except _ReplacedError:
+            # The other one is read as what its first line says it is.
+            part.gone = True
+            self.counts.replaced.append(part.path)
+            self._known.pop(part.path, None)
+            self._add(part.path)
+            return b"", True
         except OSError as error:
             part.gone = True
             self.counts.vanished_files += 1
@@ -297,10 +321,12 @@ class TraceReader:
                     f"{part.path}:{part.line}: a line of more than {_MAX_LINE} bytes"
                 )
                 part.offset += len(data)
+                part.mark = data[-_MARK:]
                 return b"", False
             part.torn = len(data)
             return b"", True
         part.offset += end
+        part.mark = data[max(0, end - _MARK) : end]
         part.torn = len(data) - end if part.offset + len(data) - end >= part.size else 0
         self.counts.bytes += end
         return data[:end], part.offset + part.torn >= part.size
@@ -308,6 +334,17 @@ class TraceReader:
     def torn_lines(self) -> int:
         """Last lines without a newline: their writers are dead or still writing."""
         return len(self._headless) + sum(1 for s in self._sources for p in s.parts if p.torn)
+
+
+def _same(part: _Part, f: RawIOBase) -> bool:
+    """Whether this file goes on where the part was read up to; leaves it there.
+
+    Copies that are put in each other's place are the same file as long as they only grow.
+    """
+    f.seek(max(0, part.offset - len(part.mark)))
+    same = f.read(len(part.mark)) == part.mark
+    f.seek(part.offset)
+    return same
 
 
 def _who(line: bytes, path: str) -> tuple[tuple[Any, ...], int, str | None]:

@@ -244,6 +244,73 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     assert reader.counts.vanished_files == 1
 
 
+RANK_0 = "tracing/run/rank_0_pid_1000.jsonl"
+
+
+def put(path: Path, data: bytes, moved: bool) -> None:
+    """Other contents under this name: in a file that takes its place, or in the same one."""
+    if moved:
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").rename(path)
+    else:
+        with path.open("r+b") as f:
+            f.write(data)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("read", [0, 7])
+def test_a_file_that_is_replaced_by_another_one_is_read_as_that(
+    tmp_path: Path, moved: bool, read: int
+) -> None:
+    hung_job().write(tmp_path)
+    path = tmp_path / RANK_0
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: read or 5]))
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    reader.discover(force=True)
+    if read:
+        read_all(reader, analysis)
+    job = Job()
+    cover([job.proc(9, pid=4242, run_id="other")], 100)
+    put(path, job.procs[0].data(), moved)
+    read_all(reader, analysis)
+    read_all(reader, analysis)
+    assert reader.counts.replaced == [str(path)]
+    assert reader.counts.vanished_files == 0
+    assert analysis.decoder.counts.bad_lines == 0
+    pids = {p.info.pid for p in analysis.matcher.processes.values() if p.info}
+    assert 4242 in pids
+    assert (1000 in pids) == (read > 0)
+
+
+def test_a_shorter_file_in_its_place(tmp_path: Path) -> None:
+    hung_job().write(tmp_path)
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    read_all(reader, analysis)
+    path = tmp_path / RANK_0
+    put(path, path.read_bytes()[:2000], moved=True)  # of the same process: not read twice
+    for _ in range(3):
+        read_all(reader, analysis)
+    analysis.scan()
+    assert verdict(analysis) == EXPECTED
+    assert reader.counts.replaced == [str(path)]
+
+
+def test_a_copy_that_is_put_in_its_place_again_and_again_goes_on(tmp_path: Path) -> None:
+    job = hung_job()
+    job.write(tmp_path)
+    path = tmp_path / RANK_0
+    data = path.read_bytes()
+    reader, analysis = TraceReader([tmp_path]), Analysis()
+    for end in (2000, 2000, 2001, 5000, len(data)):
+        put(path, data[:end], moved=True)
+        read_all(reader, analysis)
+    analysis.scan()
+    assert verdict(analysis) == EXPECTED
+    assert reader.counts.replaced == []
+    assert analysis.decoder.counts.lines == sum(p.data().count(b"\n") for p in job.procs)
+
+
 def test_absurd_sizes_cost_nothing(tmp_path: Path) -> None:
     job = Job()
     p = job.proc(0)
