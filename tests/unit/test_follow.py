@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.analysis import cover, steps
-from support.tracegen import Job, S
+from support.tracegen import UNIX, Job, S
 
 from nccluprobe.cli.judging import Session
 from nccluprobe.importers.files import find
@@ -153,3 +153,16 @@ def test_a_read_of_some_sources(session: Session) -> None:
     wanted = [s for s, _ in session.reader.names()][1:3]
     assert {c.source for c in session.reader.poll(only=wanted)} == set(wanted)
     assert {c.source for c in session.reader.poll()} == set(range(RANKS)) - set(wanted)
+
+
+def test_a_job_is_judged_by_its_hosts_clock(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the analyzer's clock is 1000 s behind."""
+    clock = UNIX - 900 * S
+    monkeypatch.setattr(time, "time_ns", lambda: clock)
+    with FindingWriter(tmp_path) as writer:
+        session.follow(writer, 0.0, None)
+    (found,) = session.analysis.matcher.book.open.values()
+    assert [who["rank"] for who in found.named] == [3]
+    assert "s ahead of this machine's" in session.text(colour=False)
