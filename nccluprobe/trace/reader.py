@@ -343,7 +343,8 @@ def _same(part: _Part, f: RawIOBase) -> bool:
     """
     f.seek(max(0, part.offset - len(part.mark)))
     same = f.read(len(part.mark)) == part.mark
-    f.seek(part.offset)
+    if not part.offset:
+        f.seek(0)
     return same
 
 
