@@ -43,9 +43,9 @@ class OneLineGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
+        words = tuple(sys.argv[1:] if args is None else args)
         try:
-            with self.make_context(prog_name, words or ["--help"], **extra) as context:
+            with self.make_context(prog_name, list(words or ("--help",)), **extra) as context:
                 self.invoke(context)
             code: int = ExitCode.OK
         except typer.Exit as end:

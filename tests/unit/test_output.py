@@ -25,7 +25,9 @@ def shell(words: str, redirection: str, out: Path) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("words", "redirection", "code"),
     [
+        ("--version", ">/dev/null", ExitCode.OK),
         ("--version", ">/dev/full", ExitCode.OUTPUT),
+        ("", ">/dev/null", ExitCode.USAGE),
         ("analyze --help", ">/dev/full", ExitCode.OUTPUT),
         ("--help", "| true", ExitCode.OK),
         ("bogus", "2>/dev/full", ExitCode.USAGE),
