@@ -94,7 +94,7 @@ def analyze(
             _unshown(session, error)
         if writer.made and out is None and not found.traces:
             # Nobody looks for files where no run is, and where they were not asked for.
-            typer.echo(f"{FINDINGS} is in {writer.folder} (--out DIR: elsewhere)", err=True)
+            output.say(f"{FINDINGS} is in {writer.folder} (--out DIR: elsewhere)")
         if unwritten is None:
             return int(session.exit_code())
         # The verdict is whole, and what waits for it must hear of an error all the same.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, seconds, whole
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 #: The ring is drained this often: no wake-up per event, so the traced job never
@@ -112,14 +112,14 @@ def attach(
             max_bytes=max_bytes,
             debug=debug,
         ),
-        say=_say,
+        say=say,
     )
     if dry_run:
         session.dry_run(exit_if_none)
         return
     stop = _Stop()
     session.start(exit_if_none=exit_if_none)
-    _say("ready: probes are on; Ctrl-C ends")
+    say("ready: probes are on; Ctrl-C ends")
     deadline = None if duration is None else time.monotonic() + duration
     next_discovery = 0.0
     while not stop.asked:
@@ -151,18 +151,3 @@ class _Stop:
 
     def wait(self, seconds: float) -> None:
         self._event.wait(seconds)
-
-
-def _say(message: str) -> None:
-    """One line on stderr; a closed stderr never ends the tracing.
-
-    Names and paths of traced processes are in it: they may not move our cursor.
-    """
-    line = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message
-    )
-    try:
-        sys.stderr.write(f"nccluprobe: {line}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from nccluprobe.cli.numbers import seconds, whole
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 DEFAULT_DEADLINE = 30.0
@@ -191,7 +192,7 @@ def canary(
                 launch = replace(launch, address=parse_address(address))
         if launch is None and nproc is None and sim:
             nproc = DEFAULT_SIM_RANKS
-            print(f"nccluprobe: canary: {nproc} local ranks; --nproc N for more", file=sys.stderr)
+            say(f"canary: {nproc} local ranks; --nproc N for more")
         if launch is None and nproc is not None:
             check_plan(settings, nproc)
             return _local_ranks(nproc, hold, None if planted else settings.deadline, sim)

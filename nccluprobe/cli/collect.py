@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:
@@ -175,12 +175,3 @@ def drain_once(source: PreloadSource, collector: Collector) -> None:
         settled = time.monotonic() - began > _SETTLED_S
         if settled and not source.unfinished():
             return
-
-
-def say(message: str) -> None:
-    """One line on stderr; a closed stderr never ends the tracing."""
-    try:
-        sys.stderr.write(f"nccluprobe: {message}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from nccluprobe.cli.numbers import seconds as time_in
 from nccluprobe.cli.numbers import whole
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 _MAX_FILE = 256 << 20
@@ -114,10 +114,7 @@ def look(pids: list[int], globs: list[str], budget: Any) -> list[dict[str, Any]]
         except OSError:
             continue  # ended in between
     if refused:
-        print(
-            f"nccluprobe: {refused} matching processes may not be read: run it with sudo",
-            file=sys.stderr,
-        )
+        say(f"{refused} matching processes may not be read: run it with sudo")
     inspector.finish()
     if globs and not looked:
         raise NccluprobeError(

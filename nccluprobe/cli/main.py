@@ -64,7 +64,7 @@ class OneLineGroup(TyperGroup):
 def _say_usage(error: Any) -> int:
     path = error.ctx.command_path if error.ctx else "nccluprobe"
     line = " ".join(error.format_message().split()).rstrip(".")
-    print(f"nccluprobe: {line} (see `{path} --help`)", file=sys.stderr)
+    output.say(f"{line} (see `{path} --help`)")
     return int(ExitCode.USAGE)
 
 
@@ -126,9 +126,7 @@ def guarded(function: Callable[..., Any]) -> Callable[..., None]:
         try:
             code = function(*args, **kwargs)
         except NccluprobeError as error:
-            # Names of files, hosts and processes in it may be anybody's.
-            text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-            print(f"nccluprobe: {text}", file=sys.stderr)
+            output.say(str(error))
             code = error.code
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
@@ -148,7 +146,7 @@ def _unwritten(error: OSError) -> ExitCode:
     if error.errno not in output.FULL or error.filename is not None:
         raise error
     output.drop()
-    print(f"nccluprobe: the output cannot be written: {error.strerror}", file=sys.stderr)
+    output.say(f"the output cannot be written: {error.strerror}")
     return ExitCode.OUTPUT
 
 

@@ -40,6 +40,16 @@ def prepare() -> None:
     sys.stderr = Notes(raw, errors="backslashreplace", write_through=True)
 
 
+def say(text: str) -> None:
+    """One line on standard error.
+
+    Names of files, hosts and processes in it may be anybody's: they may not move our cursor.
+    """
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    with contextlib.suppress(OSError):  # where it is not prepared, as in a library's use
+        print(f"nccluprobe: {line}", file=sys.stderr, flush=True)
+
+
 def drop() -> None:
     """What is still buffered for standard output must not fail once more when Python ends."""
     with contextlib.suppress(OSError):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from nccluprobe.capture import preload_env
-from nccluprobe.cli.collect import PERIOD_S, make, say
+from nccluprobe.cli.collect import PERIOD_S, make
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, whole
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def test_dumps(tmp_path: Path, here: Path) -> None:
     before = sorted(folder.iterdir())
     code, out, err = analyze(folder)
     assert code == ExitCode.FINDINGS
-    assert err == f"findings.jsonl is in {here} (--out DIR: elsewhere)\n"
+    assert err == f"nccluprobe: findings.jsonl is in {here} (--out DIR: elsewhere)\n"
     assert "of the communicator" not in out  # it is the same number
     assert "nccl_trace_rank_2" in out or "Rank 2" in out
     assert "4 flight recorder dumps read" in out

@@ -7,13 +7,13 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from nccluprobe.cli.attach import _say
 from nccluprobe.cli.main import build
+from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode
 
 
 def test_escape_sequences_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
-    _say('library /tmp/\x1b[31m\nnccluprobe: forged \udcff \u202e "é".so')
+    say('library /tmp/\x1b[31m\nnccluprobe: forged \udcff \u202e "é".so')
     said = capsys.readouterr().err
     assert said == (
         'nccluprobe: library /tmp/\\x1b[31m\\nnccluprobe: forged \\udcff \\u202e "é".so\n'
@@ -28,7 +28,7 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
         def flush(self) -> None: ...
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    _say("anything")
+    say("anything")
 
 
 @pytest.mark.parametrize(
