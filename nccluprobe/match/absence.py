@@ -146,6 +146,7 @@ def wait_of(comm: Communicator, o: OpenSlot, finding: Finding | None) -> Wait:
     return Wait(
         comm=comm,
         label=f"{name} #{seq}",
+        api=o.signature.api if o.signature else None,
         first=o.first,
         entered=o.entered,
         absent=(absent := tuple(e for e in o.absent if e not in o.perhaps)),

@@ -118,7 +118,7 @@ def _pending_transfers(comm: Communicator) -> list[_Pending]:
                 since = [lane[order], back[order]]
                 label = f"ncclSend #{order} from rank {rank} to rank {peer}, which both have posted"
                 at = (-2, rank, peer, order)
-                w = Wait(comm, label, min(since), (e, other), (), at=at)
+                w = Wait(comm, label, min(since), (e, other), (), at=at, api="ncclSend")
                 found.append(_Pending(w, since))
     return found
 

@@ -59,7 +59,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     waited = ctx.now - max(w.first for w in cycle.waits)
     if waited < ctx.options.missing_after:
         return None
-    p2p = [w for w in cycle.waits if w.label.startswith(("ncclSend", "ncclRecv"))]
+    p2p = [w for w in cycle.waits if w.p2p]
     hang_type = "p2p_order_inversion" if p2p else "cross_comm_order_inversion"
     # One half that was left out explains more than several ranks with a call too many.
     few = () if p2p and len(cycle.minority) > 1 else cycle.minority

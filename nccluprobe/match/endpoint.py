@@ -24,7 +24,8 @@ MAX_UNJOINED = 4096
 #: So many first calls are remembered with their thread.
 _HEAD = 256
 
-_TRANSFERS = ("ncclSend", "ncclRecv")
+#: Those of one peer, a send first.
+TRANSFERS = ("ncclSend", "ncclRecv")
 
 
 class Endpoint:
@@ -153,7 +154,7 @@ class Endpoint:
         times = [
             c.t
             for c in self.process.all_inside()
-            if (c.comm == self.info.id and (transfers or c.api not in _TRANSFERS))
+            if (c.comm == self.info.id and (transfers or c.api not in TRANSFERS))
             or (c.group and c.group in self._in_open_end)
         ]
         return min(times, default=None)

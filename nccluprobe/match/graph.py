@@ -312,7 +312,7 @@ class Graph:
 
 def _on_one_communicator(waits: Sequence[Wait]) -> bool:
     """Whether a cycle is one of collectives, splits and the like of one communicator."""
-    if any(w.device or w.label.startswith(("ncclSend", "ncclRecv")) for w in waits):
+    if any(w.device or w.p2p for w in waits):
         return False
     return len({w.comm.key for w in waits}) == 1
 

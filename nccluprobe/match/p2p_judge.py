@@ -144,6 +144,7 @@ class Judge:
             Wait(
                 comm=self.comm,
                 label=unit.label,
+                api=unit.api,
                 first=unit.t,
                 entered=(unit.endpoint,),
                 absent=tuple(p.endpoint for p in peers),

@@ -13,7 +13,7 @@ import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.p2p_pair import SMALL, At, Channel, Pairs, is_unplaced
 from nccluprobe.match.p2p_queue import ORD, SIG, Op, Queue, Side
 
@@ -69,6 +69,11 @@ class Unit:
     def idx(self) -> int:
         """call_idx of its first operation."""
         return min(o.op.idx for o in self.ops)
+
+    @property
+    def api(self) -> str:
+        """Of its first operation."""
+        return TRANSFERS[0 if self.ops[0].op.send else 1]
 
     @property
     def label(self) -> str:

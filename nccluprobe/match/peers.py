@@ -137,16 +137,12 @@ def _alike(x: Wait, e: Endpoint, y: Wait, peer: Endpoint) -> bool:
     if x.comm.key.nranks != y.comm.key.nranks or (x.seq is None) != (y.seq is None):
         return False
     if x.seq is not None:
-        return not shared and (x.seq, _api(x)) == (y.seq, _api(y))
+        return not shared and (x.seq, x.api) == (y.seq, y.api)
     a, b = _in(x, e), _in(y, peer)
     if not shared and a.comm_rank != b.comm_rank:
         return False
     mine, theirs = (_lanes(end, x.comm.key.nranks) for end in (a, b))
     return bool(mine) and mine <= theirs
-
-
-def _api(w: Wait) -> str:
-    return w.label.split()[0]
 
 
 def _lanes(e: Endpoint, nranks: int) -> set[tuple[bool, int]]:

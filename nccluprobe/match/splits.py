@@ -92,6 +92,7 @@ def judge_child(
     wait = Wait(
         comm=comm,
         label=f"{call.api} {child}",
+        api=call.api,
         first=x.first,
         entered=tuple(e for e, _ in waiting),
         absent=tuple(x.absent),

@@ -16,7 +16,7 @@ from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.device import Device, Lack, Stall
 from nccluprobe.match.device_ops import Part
-from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_faults import Faults
@@ -183,6 +183,7 @@ def _of_messages(s: Stall, parts: list[Part]) -> Wait:
     return Wait(
         comm=parts[0].comm,
         label=make.stalled(s),
+        api=None if s.parts[0].message is None else TRANSFERS[0 if s.parts[0].send else 1],
         first=s.node.t,
         entered=(e,),
         absent=(),

@@ -71,6 +71,7 @@ def _judge(comm: Communicator, inside: list[tuple[Endpoint, Inside]], ctx: Conte
     return Wait(
         comm=comm,
         label=api,
+        api=api,
         first=first,
         entered=entered,
         absent=tuple(absent),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.finding import Finding
 
 
@@ -36,6 +36,8 @@ class Wait:
     at: tuple[int, ...] = ()
     #: comm_seq, when it is a collective.
     seq: int | None = None
+    #: Of its first operation; None where that is not known.
+    api: str | None = None
     #: Something else that is wrong explains that it does not end.
     cause: Finding | None = None
     #: Whether its one thread is inside the sends and receives that it is.
@@ -60,6 +62,11 @@ class Wait:
     held: list[Endpoint] = field(default_factory=list)
     #: Of the absent: who has left it out, and gone on.
     skipped: list[Endpoint] = field(default_factory=list)
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is of sends and receives."""
+        return self.api in TRANSFERS
 
     @property
     def order(self) -> tuple[Hashable, ...]:
