@@ -82,7 +82,7 @@ def canary(
             "--hold",
             parser=seconds(),
             metavar="SECONDS",
-            help="With --nproc: end ranks after so long.",
+            help="With --nproc: end ranks so long after their start.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -24,10 +24,16 @@ _TRY = "try --missing-after"
 def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
     """Waits without a finding, and since how many seconds; oldest first."""
     for w in sorted(matcher.waits, key=lambda w: w.order):
-        now = matcher.now_of(w.entered[0].process.source) if w.entered else 0
-        waited = (now - w.first) / 1e9
+        until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
+        waited = (until - w.first) / 1e9
         if w.finding is None and w.cause is None and w.absent and waited >= 1:
             yield w, waited
+
+
+def _there_until(matcher: Matcher, p: Process) -> int:
+    """Until when a process can have waited, unix ns: now, or its end."""
+    now = matcher.now_of(p.source)
+    return now if p.end is None else min(now, p.end.t)
 
 
 def waiting_notes(matcher: Matcher) -> list[str]:
@@ -69,7 +75,7 @@ def _inside_notes(matcher: Matcher, limit: float) -> tuple[list[str], list[tuple
     calls: dict[str, list[tuple[float, Process]]] = {}
     for p in matcher.processes.values():
         call = min((*p.all_inside(), *p.cut.values()), key=lambda c: c.t, default=None)
-        lasted = 0.0 if call is None else (matcher.now_of(p.source) - call.t) / 1e9
+        lasted = 0.0 if call is None else (_there_until(matcher, p) - call.t) / 1e9
         if call is not None and lasted >= 1 and p.who not in told:
             calls.setdefault(call.api, []).append((lasted, p))
     notes = [

@@ -51,6 +51,25 @@ def test_a_short_wait_is_told_with_the_limit_that_makes_a_finding_of_it(
     assert "Rank 3" in text and "--missing-after" not in text
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_who_has_ended_does_not_wait_on(tmp_path: Path, inside: bool) -> None:
+    """The last process of the job lives on: its time goes on, and theirs does not."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 10)
+    for c in comms if inside else comms[:3]:
+        c.proc.enter(c, "ncclAllReduce", t)
+    for p in job.procs[:3]:
+        p.end(t + 0.5, "signaled", signal=15)
+    cover(job.procs[3:], t + 20)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    told = re.findall(
+        r"(?:waiting for|inside ncclAllReduce for) (\d+) s, no finding: (\S+ \S+)", text
+    )
+    assert told == ([("20", "rank 3")] if inside else [])
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_ranks_that_are_all_inside_are_told_too(tmp_path: Path, ended: bool) -> None:
     """Nobody is missing: no rank waits for another."""

@@ -15,8 +15,9 @@ def render() -> str:
     return md_page(
         "Exit codes",
         "The same numbers hold for every command; a number never changes its meaning.\n"
-        "`preload` alone ends as its command does: with that one's code, or 127 when it was not\n"
-        "found, or by the signal that ended it.\n"
+        "`preload` ends as its command does: with that one's code, or 127 when it was not\n"
+        "found, or by the signal that ended it. `canary` ends with 128 + N when signal N ended a\n"
+        "rank, as shells do ([canary.md](canary.md)).\n"
         "On an error the command prints one line to standard error: what, why, what to do.\n\n"
         + table,
     )
