@@ -86,6 +86,8 @@ def settle(
 def _is_plain(f: Finding) -> bool:
     if f.hang_type not in _PLAIN or f.details.get("reason") not in _MAY_WAIT:
         return False
+    if "explanation" in f.details:
+        return False  # a call of count 0 of its own: why it does not come is known
     reasons = {s["reason"] for s in f.details.get("missing_rank_status") or ()}
     return reasons <= _MAY_WAIT
 

@@ -39,6 +39,23 @@ def test_a_rank_that_another_one_waits_for_while_a_third_is_silent_too_is_not_bl
     assert stuck.details["expected_nranks"] == 3
 
 
+@pytest.mark.parametrize("zero", [False, True])
+def test_who_made_a_call_of_count_0_before_is_blamed_beside_one_that_is_silent(zero: bool) -> None:
+    """That is why it has not come to the last one; who is done is silent as well."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    first = pair_of(job, 0, 1, "00000000000000bb")
+    for i in range(4 if zero else 3):
+        for r, c in enumerate(first):
+            c.proc.call(c, AR, t + i, count=0 if zero and (r, i) == (1, 2) else 1024)
+    if not zero:
+        first[0].proc.call(first[0], AR, t + 3)
+    cover(job.procs, t + 400)
+    alive, stuck = ("collective_missing_enter", (1,)), ("collective_all_ranks_stuck", ())
+    assert causes(analyze_job(job)) == {alive if zero else stuck}
+
+
 @pytest.mark.parametrize("done", [5, 4, None])
 def test_whose_device_has_done_all_is_no_sign_of_a_hang(done: int | None) -> None:
     """``done``: calls of rank 2 that are known to be complete."""
