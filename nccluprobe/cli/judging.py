@@ -13,7 +13,7 @@ from types import FrameType
 
 from nccluprobe.cli.summary import summary_of
 from nccluprobe.errors import ExitCode
-from nccluprobe.importers.files import Found
+from nccluprobe.importers.files import RAS, Found
 from nccluprobe.importers.run import Imported, import_files
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.matcher import Due
@@ -211,6 +211,8 @@ class Session:
     def has_input(self) -> bool:
         """Whether anything was read that can be judged."""
         matcher = self.analysis.matcher
+        if self.imported is not None and self.imported.files.get(RAS):
+            return True  # a text says nothing of what is as it should be
         return bool(matcher.standing.looks) or any(p.info for p in matcher.processes.values())
 
     def _show(self, findings: list[Finding]) -> None:

@@ -178,7 +178,7 @@ def summary_of(
     for why, n in sorted(matcher.not_judged().items()):
         notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
     if looks := len(matcher.standing.looks):
-        notes.append(f"{looks} processes were looked at by inspect")
+        notes.append(f"{looks} processes were looked at from outside, by inspect or by NCCL RAS")
     if matcher.orphans:
         notes.append(f"{matcher.orphans} calls on communicators without a line")
     if counts.captured:

@@ -33,6 +33,7 @@ _CALL = re.compile(
     rb"(?P<op>[A-Za-z]{3,30}): opCount [0-9a-f]{1,16} sendbuff \S{1,20} recvbuff \S{1,20} "
     rb"count (?P<count>\d{1,19}) datatype (?P<type>\d{1,9}) op (?P<redop>\d{1,10}) "
     rb"root (?P<root>-?\d{1,10}) comm (?P<comm>0x[0-9a-f]{1,16}) \[nranks=(?P<nranks>\d{1,9})\]"
+    rb"(?: stream (?P<stream>\S{1,20}))?"
 )
 _STEP = re.compile(
     rb"(?:(?P<api>ncclComm\w{1,40}) )?comm (?P<comm>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,9}) "
@@ -49,6 +50,9 @@ _ROOTED = frozenset({"Broadcast", "Reduce", "Gather", "Scatter"})
 _REDUCING = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 _ENDS = {"Destroy": "destroy", "Abort": "abort", "Finalize": "finalize"}
 
+#: Ids of streams that a process surely does not have.
+_STREAMS = 1 << 32
+
 
 @dataclass
 class _Comm:
@@ -62,7 +66,8 @@ class _Comm:
     seen_init: bool
     instance: int = 0
     splits: dict[int, int] = field(default_factory=dict)
-    calls: list[tuple[int, int, int, int]] = field(default_factory=list)
+    #: index, signature, time, thread, stream
+    calls: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     transfers: list[tuple[bool, int, int, int, int, int, int]] = field(default_factory=list)
     sent: dict[tuple[bool, int], int] = field(default_factory=dict)
     ended: tuple[str, int] | None = None
@@ -79,6 +84,8 @@ class _Process:
     #: (thread, comm) of an initialisation that has begun -> time, id, rank, ranks
     inits: dict[tuple[int, bytes], tuple[str, int, str, int, int]] = field(default_factory=dict)
     lifecycle: list[m.Item] = field(default_factory=list)
+    #: As they are written -> small ids.
+    streams: dict[bytes | None, int] = field(default_factory=lambda: {None: -1})
     index: int = 0
     world: tuple[int, int] = (0, 0)  # ranks, rank of its largest communicator
     newest: int = 0
@@ -156,6 +163,7 @@ class NcclLog:
         datatype, root = datatype_name(int(c["type"])), int(c["root"])
         count = int(c["count"])
         idx, p.index = p.index, p.index + 1
+        stream = p.streams.setdefault(c["stream"], len(p.streams))
         self.told.calls += 1
         if op in ("Send", "Recv"):
             at = (op == "Send", root)
@@ -171,7 +179,7 @@ class NcclLog:
                 op_name(int(c["redop"])) if op in _REDUCING else None,
                 root if op in _ROOTED else None,
             )
-            comm.calls.append((idx, sig, t, thread))
+            comm.calls.append((idx, sig, t, thread, stream))
 
     # -- communicators -----------------------------------------------------
 
@@ -258,6 +266,7 @@ class NcclLog:
             host=p.host,
             rank=p.world[1] if p.world[0] else None,
             front="nccl log",
+            cannot_see=("groups",),
         )
         for comm in p.comms:
             yield m.CommInfo(
@@ -310,7 +319,7 @@ def _of(source: int, item: m.CommEnd | m.Call) -> m.Item:
 
 
 def _batch(source: int, comm: _Comm) -> m.Batch:
-    idx, sig, t, thread = (np.array(c, np.int64) for c in zip(*comm.calls, strict=True))
+    idx, sig, t, thread, stream = (np.array(c, np.int64) for c in zip(*comm.calls, strict=True))
     n = len(idx)
     return m.Batch(
         source=source,
@@ -323,12 +332,16 @@ def _batch(source: int, comm: _Comm) -> m.Batch:
         rc=np.zeros(n, np.int32),
         group=np.zeros(n, np.int64),
         thread=thread,
+        stream=stream,
     )
 
 
 def _p2p_batch(source: int, comm: _Comm) -> m.P2PBatch:
     columns = [np.array(c, np.int64) for c in zip(*comm.transfers, strict=True)]
     send, peer, order, idx, sig, t, thread = columns
+    # Groups do not show: two sends head to head may be one group with their receives, which
+    # cannot hold up itself. So none waits for another: each has a stream of its own.
+    stream = _STREAMS + idx
     n = len(idx)
     return m.P2PBatch(
         source=source,
@@ -343,4 +356,5 @@ def _p2p_batch(source: int, comm: _Comm) -> m.P2PBatch:
         rc=np.zeros(n, np.int32),
         group=np.zeros(n, np.int64),
         thread=thread,
+        stream=stream,
     )

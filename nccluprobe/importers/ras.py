@@ -34,7 +34,14 @@ _GROUP = re.compile(
 _COMM = re.compile(r"#(\d{1,9})-(\d+) \(([0-9a-f]{1,16})\)", re.ASCII)
 _COUNTS = re.compile(r"\s+Communicator ranks have different (\w+) operation counts")
 _OTHER = re.compile(r"\s+Communicator ranks have different (?!\w+ operation)")
-_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks? (?:has|have) launched up to operation (\d+)", re.ASCII)
+_DONE = r"(?:launched up to operation (\d+)|not launched any operations)"
+_LAUNCHED = re.compile(rf"\s+(\d{{1,9}}) ranks? (?:has|have) {_DONE}", re.ASCII)
+#: Where each count is of one rank (NCCL 2.28: two ranks), one line tells both.
+_ONE = re.compile(
+    rf"\s+Rank (\d{{1,9}}) has {_DONE}"
+    r"(?: -- GPU \S+ managed by process (\d{1,10}) on node (\S{1,200}))?",
+    re.ASCII,
+)
 _RANK = re.compile(
     r"\s+(?:The missing rank: |Rank )(\d{1,9})"
     r"(?: -- GPU \S+ managed by process (\d{1,10}) on node (\S{1,200}))?",
@@ -68,6 +75,7 @@ class Report:
 
     t: int
     comms: list[_Comm] = field(default_factory=list)
+    is_text: bool = False
 
 
 def read_report(path: str) -> Report:
@@ -169,12 +177,12 @@ class _Text:
     """Reads the lines of a report, one block for each communicator."""
 
     def __init__(self, written: int) -> None:
-        self.report = Report(written)
+        self.report = Report(written, is_text=True)
         self.sizes: dict[int, int] = {}  # group -> ranks per communicator
         self.dead: set[tuple[str, int]] = set()
         self.comms: dict[str, _Comm] = {}
-        #: (hash, function) -> count -> (how many, ranks that are named)
-        self.counts: dict[tuple[str, str], dict[int, tuple[int, list[int]]]] = {}
+        #: (hash, function) -> count -> ranks that are named
+        self.counts: dict[tuple[str, str], dict[int, list[int]]] = {}
         self.named: dict[tuple[str, int], tuple[str, int]] = {}  # (hash, rank) -> host, pid
         self.missing: dict[str, list[int]] = {}
         self._comm: _Comm | None = None
@@ -209,10 +217,14 @@ class _Text:
 
     def _detail(self, comm: _Comm, line: str) -> None:
         if self._section == "counts" and (n := _LAUNCHED.match(line)) is not None:
-            self._count = int(n[2]) if len(n[2]) < 19 else None
+            self._take_count(comm, n[2])
+            return
+        if self._section == "counts" and (one := _ONE.match(line)) is not None:
+            self._take_count(comm, one[2])
+            if one[3] is not None:
+                self.named[comm.hash, int(one[1])] = (one[4], int(one[3]))
             if self._count is not None and self._function is not None:
-                at = (comm.hash, self._function)
-                self.counts.setdefault(at, {})[self._count] = (int(n[1]), [])
+                self.counts[comm.hash, self._function][self._count].append(int(one[1]))
             return
         found = _RANK.match(line)
         if found is None:
@@ -223,7 +235,14 @@ class _Text:
         if self._section == "missing":
             self.missing.setdefault(comm.hash, []).append(rank)
         elif self._count is not None and self._function is not None:
-            self.counts[comm.hash, self._function][self._count][1].append(rank)
+            self.counts[comm.hash, self._function][self._count].append(rank)
+
+    def _take_count(self, comm: _Comm, number: str | None) -> None:
+        """The count that the next ranks have; none: they have launched nothing."""
+        number = number or "0"
+        self._count = int(number) if len(number) < 19 else None
+        if self._count is not None and self._function is not None:
+            self.counts.setdefault((comm.hash, self._function), {}).setdefault(self._count, [])
 
     def finish(self) -> Report:
         """All that the text tells."""
@@ -258,12 +277,10 @@ def _seqs(by_function: dict[str, int]) -> tuple[int, ...]:
     return tuple(by_function.get(name, 0) for name in SEQ_NAMES)
 
 
-def _spread(
-    comm: _Comm, values: dict[int, tuple[int, list[int]]], missing: list[int]
-) -> dict[int, int]:
+def _spread(comm: _Comm, values: dict[int, list[int]], missing: list[int]) -> dict[int, int]:
     """Rank -> count: those that are not named have the one count whose ranks are not."""
-    found = {rank: count for count, (_, ranks) in values.items() for rank in ranks}
-    unnamed = [count for count, (_, ranks) in values.items() if not ranks]
+    found = {rank: count for count, ranks in values.items() for rank in ranks}
+    unnamed = [count for count, ranks in values.items() if not ranks]
     if len(unnamed) == 1:
         for rank in range(comm.nranks):
             if rank not in missing:

@@ -306,7 +306,7 @@ def unmatched(
 
 
 _WHY = {
-    "rank_alive_but_not_entered": "is alive and has not made it",
+    "rank_alive_but_not_entered": "has not made it",
     "rank_left_no_dump": "has left no whole dump",
     "rank_device_not_begun": "has queued it, and its device has not begun it",
     "rank_inside_other_call": "is inside another NCCL call",

@@ -118,8 +118,8 @@ class Process:
 
     @property
     def sees_completion(self) -> bool:
-        """Whether its source tells what has completed: an importer, not a probe."""
-        return self.info is not None and self.info.front not in ("ebpf", "preload")
+        """Whether its source tells what has completed: neither a probe nor NCCL's log."""
+        return self.info is not None and self.info.front not in ("ebpf", "preload", "nccl log")
 
     @property
     def boot_id(self) -> str:

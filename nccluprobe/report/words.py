@@ -9,7 +9,11 @@ from nccluprobe.match.finding import REASONS, Finding
 from nccluprobe.match.names import numbers
 
 #: What a source of traces cannot see.
-_UNSEEN = {"graph_replay": "replays of CUDA graphs", "send_recv": "sends and receives"}
+_UNSEEN = {
+    "graph_replay": "replays of CUDA graphs",
+    "groups": "which calls are one group",
+    "send_recv": "sends and receives",
+}
 #: How ranks that were attached late got the numbers of their calls.
 _PLACED = {
     "aligned": "ranks attached late were placed by their calls",
@@ -49,10 +53,9 @@ def why(status: dict[str, Any]) -> str:
         code = status.get("exit_code")
         return f"its process exited with code {code}" if code == 0 else "its process is gone"
     if reason == "rank_waiting_elsewhere":
-        return (
-            f"it waits itself in #{status.get('waits_in_comm_seq')} "
-            f"of communicator {status.get('waits_in_comm')}"
-        )
+        seq = status.get("waits_in_comm_seq")
+        what = "a send or receive" if seq is None else f"#{seq}"
+        return f"it waits itself in {what} of communicator {status.get('waits_in_comm')}"
     if reason == "rank_inside_other_call":
         return f"it is inside {status.get('inside')} for {ago(status.get('inside_s') or 0)}"
     if reason == "rank_ended_communicator":
@@ -81,7 +84,9 @@ def why(status: dict[str, Any]) -> str:
     }.get(str(main))
     if status.get("heartbeat") == "absent":
         return "it was alive and outside this call until its process ended"
-    return "it is alive and outside this call" + (f": {where}" if where else "")
+    if where is None:  # of dumps, logs and reports nobody knows what became of a process
+        return "it has not come to this call"
+    return f"it is alive and outside this call: {where}"
 
 
 def doubts(f: Finding) -> Iterable[str]:

@@ -160,5 +160,5 @@ def test_analyze_reads_a_folder_of_looks(tmp_path: Path) -> None:
     assert "Rank 1 (pid 1001 on node0) is 3 ncclAllReduce behind on communicator" in text, (
         done.stdout + done.stderr
     )
-    assert "2 processes were looked at by inspect" in text
+    assert "2 processes were looked at from outside" in text
     assert "collector silent" not in text

@@ -1,0 +1,206 @@
+"""On a machine with two GPUs and PyTorch: one fault, told by every source there is.
+
+sources.py OUT [FAULT...]: two-rank jobs in which one thing goes wrong, a few at a time, each under
+`attach`, with PyTorch's flight recorder, two looks by NCCL RAS (text and JSON) and NCCL's log.
+Each source is analysed by itself; a table says whom it blames. What the sources wrote
+is kept under OUT/FAULT. Needs what `attach` needs; NCCLUPROBE: the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from _canary import PLAIN, Attach, end, table
+
+#: Fault -> who is to blame; several: any of them, "": nobody, as two ranks that differ are equals.
+TRUTH = {
+    "healthy": {""},
+    "stall": {"1"},
+    "kill": {"1"},
+    "exit": {"1"},
+    "stop": {"1"},
+    "gpu": {"", "1"},
+    "skip": {"", "1"},
+    "api": {"", "1"},
+    "size": {"", "1"},
+    "dtype": {"", "1"},
+    "order": {"", "1"},
+    "no_send": {"", "1"},
+    "no_receive": {"", "1"},
+}
+AT_ONCE = 3
+PATIENCE_S = 15
+#: Looks by RAS, seconds after the first step.
+LOOKS_S = (6, 14)
+HOLD_S = 55
+
+
+@dataclass
+class Job:
+    fault: str
+    out: Path
+    port: int
+
+    def start(self) -> list[subprocess.Popen[bytes]]:
+        (self.out / "fr").mkdir(parents=True, exist_ok=True)
+        (self.out / "log").mkdir(exist_ok=True)
+        (self.out / "ras").mkdir(exist_ok=True)
+        env = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "WORLD_SIZE": "2",
+            "PATIENCE_S": str(PATIENCE_S),
+            "HOLD_S": str(HOLD_S),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,COLL",
+            "NCCL_DEBUG_FILE": f"{self.out}/log/nccl.%p.log",
+            "NCCL_RAS_ADDR": f"127.0.0.1:{self.port + 1}",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            # By the names of today, and of before 2.10.
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+            "TORCH_FR_DUMP_TEMP_FILE": f"{self.out}/fr/rank_",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{self.out}/fr/rank_",
+        }
+        worker = Path(__file__).with_name("sources_worker.py")
+        processes = []
+        for rank in range(2):
+            with (self.out / f"rank{rank}.txt").open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, str(worker), self.fault],
+                        env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        return processes
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.fault}-{os.getpid()}"
+
+    def ask_ras(self, look: int) -> None:
+        """What `ncclras -v` and `ncclras -f json` would print, by their protocol."""
+        for name, words in (("txt", []), ("json", ["SET FORMAT json"])):
+            said = b""
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port + 1), 3) as s,
+            ):
+                s.settimeout(8)
+                file = s.makefile("rb")
+                for word in ["CLIENT PROTOCOL 2", "TIMEOUT 5", *words]:
+                    s.sendall(word.encode() + b"\n")
+                    said = file.readline()
+                s.sendall(b"VERBOSE STATUS\n")
+                said = file.read()
+            (self.out / "ras" / f"{look}.{name}").write_bytes(said)
+
+    def run(self) -> None:
+        processes = self.start()
+        started = time.monotonic()
+        begun = 0.0
+        looks = list(LOOKS_S)
+        try:
+            while time.monotonic() - started < HOLD_S + 5:
+                time.sleep(0.2)
+                if not begun and "first step" in (self.out / "rank0.txt").read_text():
+                    begun = time.monotonic()
+                if begun and looks and time.monotonic() - begun > looks[0]:
+                    self.ask_ras(len(LOOKS_S) - len(looks))
+                    looks.pop(0)
+                # PyTorch ends a job a while after its dump; a stopped one never.
+                if begun and time.monotonic() - begun > PATIENCE_S + 15:
+                    break
+                if all(p.poll() is not None for p in processes):
+                    break
+        finally:
+            for p in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(p.pid, 18)  # SIGCONT
+                end(p)
+
+
+def blame(out: Path, name: str, *arguments: str) -> str:
+    """Whom a source blames: ranks, "" nobody, and the kinds of the root causes."""
+    folder = out / "findings" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        [
+            *(*PLAIN, "analyze", *arguments, "--missing-after", "2", "--late-after", "1"),
+            *("--error-after", "4", "--out", str(folder)),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    (folder / "report.txt").write_text(done.stdout + done.stderr)
+    file = folder / "findings.jsonl"
+    newest: dict[str, dict[str, object]] = {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        found = json.loads(line)
+        newest[found["id"]] = found
+    causes = [
+        f for f in newest.values() if f.get("role") == "root_cause" and f.get("state") != "resolved"
+    ]
+    ranks = {str(c.get("rank")) for f in causes for c in f.get("culprits") or []}  # type: ignore[attr-defined]
+    kinds = sorted({str(f["hang_type"]) for f in causes})
+    return f"{','.join(sorted(ranks)) or 'nobody'} {' '.join(kinds)} ({done.returncode})"
+
+
+def sources(job: Job, traces: Path) -> dict[str, list[str]]:
+    """Name -> the arguments of analyze."""
+    found = {"trace": [str(traces / "tracing" / job.run_id)]}
+    if any((job.out / "fr").iterdir()):
+        found["fr"] = ["--from", "fr", str(job.out / "fr")]
+    if (job.out / "ras" / "1.txt").exists():
+        found["ras text"] = ["--from", "ras", *(str(job.out / "ras" / f"{i}.txt") for i in (0, 1))]
+        found["ras json"] = ["--from", "ras", *(str(job.out / "ras" / f"{i}.json") for i in (0, 1))]
+    if logs := sorted(map(str, (job.out / "log").iterdir())):
+        found["nccl-log"] = ["--from", "nccl-log", *logs]
+    return found
+
+
+def main() -> int:
+    out = Path(sys.argv[1]).resolve()
+    faults = sys.argv[2:] or list(TRUTH)
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [Job(f, out / f, 29600 + 10 * i) for i, f in enumerate(faults)]
+    attach = Attach(out / "traces", out / "attach.log", "--pid-glob", "python")
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(Job.run, jobs))
+        time.sleep(2)
+    finally:
+        attach.stop()
+    rows, wrong = [], 0
+    for job in jobs:
+        for name, arguments in sources(job, out / "traces").items():
+            said = blame(job.out, name.replace(" ", "_"), *arguments)
+            named = said.split()[0].replace("nobody", "")
+            wrong += named not in TRUTH[job.fault] | {""}
+            rows.append((job.fault, name, said))
+    table(("fault", "source", "blamed"), rows)
+    print(f"\n{wrong} of {len(rows)} name somebody who did nothing wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
