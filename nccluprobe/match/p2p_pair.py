@@ -316,7 +316,7 @@ class Pairs:
             for sign, x, y in ((1, a[by:], b), (-1, b[by:], a)):
                 if x and y and _agree(x[0], y[0]):
                     score = sum(map(_agree, x[:calls], y[:calls]))
-                    if score >= least:
+                    if score >= least + (by > 1):  # one wrong argument is likelier than two calls
                         fits.append((score, sign * by))
         if not fits:
             return 0, False, 0

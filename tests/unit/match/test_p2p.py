@@ -118,6 +118,21 @@ def test_one_side_with_one_more_is_shifted_and_not_in_another_order(
     assert (f.hang_type, f.details["reason"]) == ("p2p_unmatched", "call_skipped")
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("has", [0, 1])
+def test_several_calls_left_out_need_more_than_a_wrong_argument(has: int, ahead: int) -> None:
+    """One receive is left to tell: it fits the next but one, as well as any of its size does."""
+    job = Job()
+    comms = job.world(2)
+    apis = (SEND, RECV)
+    for count in (900, *[7] * (ahead - 1), 30, 31):
+        post(comms[has], apis[has], 1 - has, 1, count)
+    post(comms[1 - has], apis[1 - has], has, 1, 30)
+    cover(job.procs, 60)
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert kinds(found) == [("p2p_unmatched" if ahead == 1 else "p2p_mismatch", "error")]
+
+
 @pytest.mark.parametrize("lacking", [SEND, RECV])
 def test_a_shift_by_a_call_left_out(lacking: str) -> None:
     job = Job()
