@@ -94,6 +94,11 @@ TARGETS: dict[str, Target] = {
         cflags=("-fPIC", "-fvisibility=hidden", "-O3"),
         ldflags=("-shared",),
     ),
+    "libnccluprobe_dumps.so": Target(
+        sources=tuple(f"dumps/{n}.c" for n in ("dumps", "pickle", "columns", "rest")),
+        cflags=("-fPIC", "-fvisibility=hidden", "-O3"),
+        ldflags=("-shared",),
+    ),
     "nccl_load": Target(sources=("load/nccl_load.c",), libs=("-ldl", "-lpthread")),
 }
 

@@ -22,6 +22,8 @@ SIMCUDA = "libsimcuda.so"
 NCCL_LOAD = "nccl_load"
 #: The native reader of call lines.
 LINES = "libnccluprobe_lines.so"
+#: The native reader of flight recorder dumps.
+DUMPS = "libnccluprobe_dumps.so"
 
 
 def checkout() -> Path | None:
@@ -75,7 +77,7 @@ def native_file(name: str, *, build: bool = False) -> Path:
 
 
 def _up_to_date(root: Path, out: Path) -> bool:
-    built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD, out / LINES]
+    built = [out / SIMNCCL, out / SIMCUDA, out / NCCL_LOAD, out / LINES, out / DUMPS]
     if not all(path.is_file() for path in built):
         return False
     oldest = min(path.stat().st_mtime for path in built)

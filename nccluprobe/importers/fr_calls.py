@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nccluprobe.importers.fr_dump import COMPLETED, SCHEDULED, STARTED, Dump
+from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_entries import COMPLETED, SCHEDULED, STARTED
 from nccluprobe.importers.fr_names import COALESCED, Operation, datatype, operation
 from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.match.signature import SignatureTable
@@ -68,7 +69,11 @@ class Collectives:
 
 @dataclass
 class Transfers:
-    """Sends and receives in order; ``done``: complete; ``begun``: on the device, as far as seen."""
+    """Sends and receives in order; ``done``: complete; ``begun``: on the device, as far as seen.
+
+    ``batch``: those put together have one number in a dump, others 0.  ``from_first``: whether
+    the first is the first of the group.
+    """
 
     send: _Bools
     peer: Int32
@@ -77,6 +82,8 @@ class Transfers:
     record: Int64
     done: _Bools
     begun: _Bools
+    batch: Int64
+    from_first: bool
 
     def as_begun(self) -> Transfers | None:
         """Without what its device has not begun; None: nothing is left."""
@@ -85,7 +92,8 @@ class Transfers:
             return None
         send, done, begun = (x[keep] for x in (self.send, self.done, self.begun))
         peer, sig, t, record = self.peer[keep], self.sig[keep], self.t[keep], self.record[keep]
-        return Transfers(send, peer, sig, t, record, done, begun)
+        batch = self.batch[keep]
+        return Transfers(send, peer, sig, t, record, done, begun, batch, self.from_first)
 
 
 class Calls:
@@ -98,7 +106,9 @@ class Calls:
         self._types = [datatype(d) for d in dump.datatypes]
         self._coalesced = {i for i, n in enumerate(self.operations) if n.api == COALESCED}
         self._needs_all = np.array([n.needs_all for n in self.operations], np.bool_)
-        self._sigs: dict[tuple[int, int, int, int, int], int] = {}
+        #: Signature of each call that differs: alone, and put together with others; -1: not yet.
+        self._sigs = np.full((len(dump.calls), 2), -1, np.int32)
+        self._name = dump.name
         self.state = dump.state.copy()
         self.kept = np.ones(len(dump), np.bool_)
         self._end = int(dump.created.max(initial=0))
@@ -111,6 +121,7 @@ class Calls:
                 self._rows[int(dump.group[order[start]])] = order[start:end]
         #: Sends and receives that were put together with others, or may have been.
         self._batched = np.zeros(len(dump), np.bool_)
+        self._batch = np.zeros(len(dump), np.int64)
         for group, rows in self._rows.items():
             left = self._end_groups(rows)
             if len(left) and not (self.state[rows] == COMPLETED).any():
@@ -154,22 +165,36 @@ class Calls:
         open_: list[int] = []
         left: list[int] = []
         for i in numbers:
-            if int(d.name[i]) not in self._coalesced:
+            if int(self._name[i]) not in self._coalesced:
                 open_.append(i)
                 continue
-            p2p = [j for j in open_ if d.is_p2p[j] and d.p2p_seq[j] == d.p2p_seq[i]]
-            calls = [j for j in open_ if not d.is_p2p[j] and d.seq[j] == d.seq[i]]
-            left += [j for j in open_ if j not in p2p and j not in calls]
+            together = self._put_together(open_, i)
+            left += open_[: len(open_) - len(together)]
             open_ = []
-            if p2p or calls:
+            if together:
                 self.kept[i] = False
-                for j in (*p2p, *calls):
-                    self.state[j] = self.state[i]
-                self._in_coalesced[calls] = True
-                self._batched[p2p] = True
+                self.state[together] = self.state[i]
+                if d.is_p2p[together[0]]:
+                    self._batched[together] = True
+                    self._batch[together] = int(d.record[i]) + 1
+                else:
+                    self._in_coalesced[together] = True
             elif d.is_p2p[i]:
                 self.kept[i] = False
         return left + open_
+
+    def _put_together(self, before: list[int], end: int) -> list[int]:
+        """The calls that an entry ends: the last ones, of one kind, that have its number.
+
+        A batch of sends has the number of the collective before it, too (measured: 2.11).
+        """
+        d = self.dump
+        n = len(before)
+        p2p = n > 0 and bool(d.is_p2p[before[-1]])
+        number = d.p2p_seq if p2p else d.seq
+        while n and d.is_p2p[before[n - 1]] == p2p and number[before[n - 1]] == number[end]:
+            n -= 1
+        return before[n:]
 
     def _without_end(self, group: int, rows: Int64, left: list[int]) -> None:
         """In a dump of what is active, calls put together whose end is not there are complete.
@@ -217,7 +242,7 @@ class Calls:
         sigs = self._signatures(picked)
         base, end = int(seq[0]), int(seq[-1]) + 1
         record, t = d.record[picked], d.created[picked]
-        needs_all = self._needs_all[d.name[picked]]
+        needs_all = self._needs_all[self._name[picked]]
         begun = self.state[picked] >= STARTED
         if end - base != len(seq):
             at = seq - base
@@ -236,7 +261,7 @@ class Calls:
         d = self.dump
         rows = self._rows[group]
         rows = rows[self.kept[rows] & d.is_p2p[rows]]
-        told = [self.operations[n] for n in d.name[rows].tolist()]
+        told = [self.operations[n] for n in self._name[rows].tolist()]
         good = [i for i, o in enumerate(told) if o.peer is not None and 0 <= o.peer < nranks]
         if not good:
             return None
@@ -245,7 +270,9 @@ class Calls:
         done = self.state[rows] == COMPLETED
         if status is not None and status[0] == int(d.p2p_seq[rows].max()):
             # By itself each pair has its own stream: a later one may be complete before.
-            done |= self._batched[rows] & (d.p2p_seq[rows] <= status[1])
+            # The number may be that of a collective, which came before the batch that has it.
+            told_done = self._batched[rows] & (d.p2p_seq[rows] <= status[1])
+            done |= told_done & ~self._follows(group, status[1], rows)
         return Transfers(
             send=np.array([told[i].send for i in good], np.bool_),
             peer=np.array(peers, np.int32),
@@ -254,7 +281,17 @@ class Calls:
             record=d.record[rows],
             done=done,
             begun=self.state[rows] >= STARTED,
+            batch=self._batch[rows],
+            from_first=d.whole and int(d.p2p_seq[rows].min()) <= 1,
         )
+
+    def _follows(self, group: int, number: int, rows: Int64) -> _Bools:
+        """Which rows come after the collective of a group that has a number, if it is there."""
+        all_ = self._rows[group]
+        that = all_[~self.dump.is_p2p[all_] & self.kept[all_] & (self.dump.seq[all_] == number)]
+        if not len(that):
+            return np.zeros(len(rows), np.bool_)
+        return self.dump.record[rows] > int(self.dump.record[that].max())
 
     def entered(self, group: int) -> int:
         """Number of the newest collective that any entry of a group speaks of."""
@@ -267,22 +304,15 @@ class Calls:
     # -- signatures --------------------------------------------------------
 
     def _signatures(self, rows: Int64) -> Int32:
-        d, known = self.dump, self._sigs
-        keys = zip(
-            d.name[rows].tolist(),
-            d.datatype[rows].tolist(),
-            d.inputs[rows].tolist(),
-            d.outputs[rows].tolist(),
-            self._in_coalesced[rows].tolist(),
-            strict=True,
-        )
-        found = []
-        for key in keys:
-            sig = known.get(key)
-            if sig is None:
-                sig = known[key] = self._signature(*key)
-            found.append(sig)
-        return np.array(found, np.int32)
+        call, several = self.dump.call[rows], self._in_coalesced[rows].astype(np.int32)
+        found = self._sigs[call, several]
+        new = found < 0
+        if new.any():
+            for at in np.unique(call[new] * 2 + several[new]).tolist():
+                name, kind, inputs, outputs = self.dump.calls[at // 2].tolist()
+                self._sigs[at // 2, at % 2] = self._signature(name, kind, inputs, outputs, at % 2)
+            found = self._sigs[call, several]
+        return found
 
     def _signature(self, name: int, kind: int, inputs: int, outputs: int, several: int) -> int:
         op = self.operations[name]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nccluprobe.importers.fr_dump import COMPLETED, Dump, Group
+from nccluprobe.importers.fr_dump import Dump, Group
+from nccluprobe.importers.fr_entries import COMPLETED
 from nccluprobe.importers.fr_job import Job
 from nccluprobe.importers.fr_names import COALESCED, operation
 

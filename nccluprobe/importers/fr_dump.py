@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import pickle
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import orjson
 
-from nccluprobe.importers.fr_numbers import BIG, at_least, checked, int64, shortest, times
+from nccluprobe.importers.fr_entries import COMPLETED, Columns, columns_of
+from nccluprobe.importers.fr_native import read_natively
+from nccluprobe.importers.fr_numbers import BIG, at_least, shortest
 from nccluprobe.match.model import Int32, Int64
 
 #: A dump is about 2 kB an entry, and rings have some thousand entries.
@@ -25,13 +25,14 @@ MAX_BYTES = 1 << 30
 _MAX_ENTRIES = 4_000_000
 _MAX_GROUPS = 100_000
 _AHEAD = 128 << 10
+#: A larger one takes so long that several processes are worth it.
+_PLAIN_BYTES = 8 << 20
+#: Such files go through here, one after another: memory of its own for each takes time.
+_room = memoryview(bytearray(_PLAIN_BYTES))
 #: A pickle of protocol 2 or later, as PyTorch writes it, begins so.
 _PICKLE = b"\x80"
 _NEITHER = "neither a pickle nor JSON"
 EMPTY = "it is empty"
-
-SCHEDULED, STARTED, COMPLETED = 0, 1, 2
-_STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 
 
 @dataclass
@@ -47,8 +48,7 @@ class Group:
 class Dump:
     """One rank's dump, as columns of equal length over its entries.
 
-    ``group``, ``name``, ``datatype``: indices into ``groups_seen``, ``names``,
-    ``datatypes``.  ``inputs``, ``outputs``: elements.  ``state``: SCHEDULED ...
+    ``group``: index in ``groups_seen``; ``call``: row of ``calls``; ``state``: SCHEDULED ...
     Times in unix ns, 0 when not known.
     """
 
@@ -62,9 +62,11 @@ class Dump:
     pg_ids: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     datatypes: list[str] = field(default_factory=list)
+    #: Calls that differ, a row each: places in ``names`` and ``datatypes``, elements of all
+    #: inputs and of all outputs, -1: there are none.
+    calls: Int64 = field(default_factory=lambda: np.empty((0, 4), np.int64))
     group: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    name: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    datatype: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    call: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     record: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     p2p_seq: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -73,8 +75,6 @@ class Dump:
     is_p2p: np.ndarray[Any, np.dtype[np.bool_]] = field(
         default_factory=lambda: np.empty(0, np.bool_)
     )
-    inputs: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    outputs: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     state: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     created: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     #: When its end was noticed; 0: not so far.
@@ -89,6 +89,11 @@ class Dump:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    @property
+    def name(self) -> Int64:
+        """Of each entry the place in ``names``."""
+        return self.calls[:, 0][self.call]
 
     def keep(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Leave these rows only."""
@@ -110,8 +115,8 @@ class Dump:
 
 #: What an entry has, column by column.
 _COLUMNS = (
-    "group", "name", "datatype", "record", "seq", "p2p_seq", "op", "is_p2p",
-    "inputs", "outputs", "state", "created", "ended", "timeout",
+    "group", "call", "record", "seq", "p2p_seq", "op", "is_p2p", "state", "created", "ended",
+    "timeout",
 )  # fmt: skip
 
 
@@ -138,14 +143,43 @@ def read_dump(path: str) -> Dump:
     return parse_dump(data)
 
 
+def read_plain(path: str) -> Dump | None:
+    """Read a dump that is safe to read anywhere, in bounded time and memory; None: another one.
+
+    Raises OSError.
+    """
+    with Path(path).open("rb", buffering=0) as f:
+        n = f.readinto(_room)
+    return None if n is None or n == len(_room) else _natively(_room[:n])
+
+
+def _natively(data: bytes | memoryview) -> Dump | None:
+    if data[:1] != _PICKLE:
+        return None
+    found = read_natively(data, _MAX_ENTRIES, _from_pickle)
+    if found is None:
+        return None
+    dump = _dump(found[0])
+    _fill(dump, found[1])
+    return dump
+
+
 def parse_dump(data: bytes) -> Dump:
     """The dump in these bytes; ValueError says what is wrong with them."""
+    if (found := _natively(data)) is not None:
+        return found
     first = data.lstrip()[:1]
     content = _from_json(data) if first == b"{" else _from_pickle(data)
     if not isinstance(content, dict) or not ({"entries", "pg_config"} & content.keys()):
         raise ValueError("it is no flight recorder dump: it has neither entries nor pg_config")
     try:
-        return _dump(content)
+        entries = content.get("entries") or []
+        if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
+            raise ValueError("its entries are no list, or too many")
+        dump = _dump(content)
+        if entries:
+            _fill(dump, columns_of(entries))
+        return dump
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(_odd(error)) from error
 
@@ -203,20 +237,15 @@ def _is_cut(error: Exception) -> bool:
 
 
 def _dump(content: dict[Any, Any]) -> Dump:
-    entries = content.get("entries") or []
-    if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
-        raise ValueError("its entries are no list, or too many")
+    """What is beside the entries."""
     version = content.get("nccl_version")
-    dump = Dump(
+    return Dump(
         version=str(content.get("version", ""))[:20],
         nccl_version=version[:40] if isinstance(version, str) else None,
         groups=_groups(content.get("pg_config")),
         status=_status(content.get("pg_status")),
         timed=_is_timed(content.get("pg_status")),
     )
-    if entries:
-        _columns(dump, entries)
-    return dump
 
 
 def _groups(config: Any) -> dict[str, Group]:
@@ -270,103 +299,15 @@ def _is_timed(status: Any) -> bool:
     return any(type(n) is int and n >= 0 for n in begun)
 
 
-class _Numbers(dict[Any, int]):
-    """Values -> small numbers, in order of coming."""
-
-    def __missing__(self, key: Any) -> int:
-        found = self[key] = len(self)
-        return found
-
-
-class _Elements(dict[Any, int]):
-    """Shape -> elements; most shapes come again and again."""
-
-    def __missing__(self, shape: Any) -> int:
-        elements = math.prod(shape)
-        if type(elements) is not int or elements < 0:
-            raise TypeError("a size is no integer, or negative")
-        found = self[shape] = min(elements, BIG - 1)
-        return found
-
-    def of(self, shapes: Any) -> int:
-        """Elements of all tensors; -1 when there are none."""
-        if not shapes:
-            return -1
-        if len(shapes) == 1:
-            return self[tuple(shapes[0])]
-        return min(sum(self[tuple(s)] for s in shapes), BIG - 1)
-
-
-#: What is read of an entry, and what stands for it in versions that lack it.
-_FIELDS: dict[str, Any] = {
-    "record_id": None,
-    "collective_seq_id": None,
-    "p2p_seq_id": 0,
-    "is_p2p": False,
-    "pg_id": "",
-    "process_group": None,
-    "profiling_name": "",
-    "input_dtypes": (),
-    "output_dtypes": (),
-    "input_sizes": (),
-    "output_sizes": (),
-    "state": "scheduled",
-    "time_created_ns": 0,
-    "time_discovered_started_ns": None,
-    "time_discovered_completed_ns": None,
-    "timeout_ms": 0,
-    "op_id": 0,
-}
-_all_fields = itemgetter(*_FIELDS)
-
-
-def _older(at: int, e: dict[str, Any]) -> tuple[Any, ...]:
-    """The fields of an entry of a version that lacks some."""
-    values = {name: e.get(name, other) for name, other in _FIELDS.items()}
-    if values["record_id"] is None:
-        values["record_id"] = at
-    if values["collective_seq_id"] is None:
-        values["collective_seq_id"] = e["seq_id"]  # one count for all, before 2.0
-    if values["process_group"] is None:
-        values["process_group"] = (str(e["pg_id"]), "")
-    return tuple(values.values())
-
-
-def _columns(dump: Dump, entries: list[Any]) -> None:
-    try:
-        rows = list(map(_all_fields, entries))
-    except KeyError:
-        rows = [_older(at, e) for at, e in enumerate(entries)]
-    (record, seq, p2p_seq, is_p2p, pg_id, pg, name, in_types, out_types, in_sizes, out_sizes) = (
-        columns := list(zip(*rows, strict=True))
-    )[:11]
-    state, created, begun, completed, timeout, op = columns[11:]
-    groups, names, datatypes, elements = _Numbers(), _Numbers(), _Numbers(), _Elements()
-    dump.record = int64(record)
-    dump.seq = int64(seq)
-    dump.p2p_seq = int64(p2p_seq)
-    dump.op = int64(op)
-    dump.is_p2p = np.array([x is True for x in is_p2p], np.bool_)
-    numbered = [groups[i, g[0], g[1]] for i, g in zip(pg_id, pg, strict=True)]
-    dump.group = np.array(numbered, np.int32)
-    dump.name = np.array([names[n] for n in name], np.int32)
-    types = zip(in_types, out_types, strict=True)
-    dump.datatype = np.array(
-        [datatypes[i[0] if i else o[0] if o else ""] for i, o in types], np.int32
-    )
-    dump.inputs = int64([elements.of(s) for s in in_sizes])
-    dump.outputs = int64([elements.of(s) for s in out_sizes])
-    dump.state = np.array([_STATES.get(s, SCHEDULED) for s in state], np.int32)
-    ends = times(completed)
-    dump.ended = int64(ends)
-    dump.created = at_least(int64(times(created)), dump.ended)
-    dump.newest = max(int(dump.created.max()), *map(checked, {*ends}), 0)
-    dump.timeout = int64([checked(t) for t in times(timeout)])
-    dump.timed = dump.timed or any(times(begun))
-    dump.timeout_ms = shortest(dump.timeout[dump.state != COMPLETED])
-    if any(not isinstance(n, str) for n in names) or any(len(k) != 3 for k in groups):
-        raise TypeError("a name is no text")
-    dump.names = [n[:200] for n in names]
-    dump.datatypes = [str(d)[:40] for d in datatypes]
-    dump.groups_seen = [(str(k[1])[:200], str(k[2])[:200]) for k in groups]
-    dump.pg_ids = [str(k[0])[:40] for k in groups]
+def _fill(dump: Dump, c: Columns) -> None:
+    for name in _COLUMNS:
+        setattr(dump, name, getattr(c, name))
+    dump.created = at_least(c.created, c.ended)
+    dump.newest = int(max(dump.created.max(), c.ended.max(), 0))
+    dump.timed = dump.timed or c.begun
+    dump.timeout_ms = shortest(c.timeout[c.state != COMPLETED])
+    dump.calls = c.calls
+    dump.names = [n[:200] for n in c.names]
+    dump.datatypes = [str(d)[:40] for d in c.datatypes]
+    dump.groups_seen = [(str(name)[:200], str(desc)[:200]) for _, name, desc in c.groups]
+    dump.pg_ids = [str(pg_id)[:40] for pg_id, _, _ in c.groups]

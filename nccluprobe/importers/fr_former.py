@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nccluprobe.importers.fr_dump import COMPLETED, Dump
+from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_entries import COMPLETED
 
 #: PyTorch ends a process so soon after an operation has timed out, ns.
 _GRACE = 60_000_000_000

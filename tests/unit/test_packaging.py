@@ -70,6 +70,7 @@ def test_the_wheel_holds_all_that_runs(wheel: Path) -> None:
         "nccluprobe/trace/trace.schema.json",
         "nccluprobe/match/finding.schema.json",
         "nccluprobe/_native/libsimcuda.so",
+        "nccluprobe/_native/libnccluprobe_dumps.so",
         "nccluprobe/_native/libnccluprobe_lines.so",
         "nccluprobe/_native/libsimnccl.so",
         "nccluprobe/_native/nccl_load",
