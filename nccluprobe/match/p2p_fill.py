@@ -60,11 +60,12 @@ def holes_of(e: Endpoint, side: Side) -> Holes:
         return Holes()
     filled = e.process.losses.filled.get(e.info.id, ())
     left = [i for a, b in gaps for i in range(a, b + 1) if i not in filled]
-    demands = _demands(e.tail.rows(), tail.ORD, tail.IDX)
-    rows = side.recent()
+    calls, rows = e.tail.rows(), side.recent()
+    first = e.info.from_start
+    demands = _demands(calls, tail.ORD, tail.IDX, first and len(calls) < tail.Tail.KEPT)
     lanes = rows[:, q.PEER] * 2 + rows[:, q.SEND]
     for lane in np.unique(lanes).tolist():
-        demands += _demands(rows[lanes == lane], q.ORD, q.IDX)
+        demands += _demands(rows[lanes == lane], q.ORD, q.IDX, first and len(rows) < q.TAIL)
     open_ = []
     for a, b, n in sorted(demands, key=lambda d: d[1] - d[0]):
         inside = [i for i in left if a < i < b]
@@ -75,15 +76,16 @@ def holes_of(e: Endpoint, side: Side) -> Holes:
     return Holes(left, min(len(left), sum(open_)))
 
 
-def _demands(rows: q.Table, order: int, idx: int) -> list[tuple[int, int, int]]:
-    """Calls missing in one sequence: between which calls, and how many."""
-    if len(rows) < 2:
-        first = rows[0] if len(rows) else None
-        if first is None or first[order] == 0:
-            return []
+def _demands(rows: q.Table, order: int, idx: int, whole: bool) -> list[tuple[int, int, int]]:
+    """Calls missing in one sequence: between which calls, and how many.
+
+    ``whole``: all calls are remembered, so that one that is not the first shows what is before.
+    """
+    if not len(rows):
+        return []
     rows = rows[np.argsort(rows[:, order], kind="stable")]
     found = []
-    if rows[0, order] > 0 and len(rows) < tail.Tail.KEPT and rows[0, order] < len(rows):
+    if whole and rows[0, order] > 0:
         found.append((-1, int(rows[0, idx]), int(rows[0, order])))
     for i in np.flatnonzero(np.diff(rows[:, order]) > 1).tolist():
         a, b = rows[i], rows[i + 1]

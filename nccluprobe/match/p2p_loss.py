@@ -97,25 +97,31 @@ def guessed(unit: Unit) -> bool:
 def _of_calls(e: Endpoint, after: int) -> int:
     """Collectives that are missing between others after a call."""
     rows = e.tail.rows()
-    if not len(rows):
-        return 0
-    return _between(rows[:, tail.ORD], rows[:, tail.IDX], after)
+    whole = e.info.from_start and len(rows) < tail.Tail.KEPT
+    return _between(rows[:, tail.ORD], rows[:, tail.IDX], after, whole)
 
 
 def _of_others(side: Side, after: int) -> int:
     """Sends and receives that are missing between others of their direction and peer."""
     rows = side.recent()
+    whole = side.placed and len(rows) < q.TAIL
     lanes = rows[:, q.PEER] * 2 + rows[:, q.SEND]
     found = 0
     for lane in np.unique(lanes).tolist():
         mine = rows[lanes == lane]
-        found += _between(mine[:, q.ORD], mine[:, q.IDX], after)
+        found += _between(mine[:, q.ORD], mine[:, q.IDX], after, whole)
     return found
 
 
-def _between(order: m.Int64, idx: m.Int64, after: int) -> int:
-    """How many ordinals are missing between two of them, the first not before a call."""
+def _between(order: m.Int64, idx: m.Int64, after: int, whole: bool) -> int:
+    """How many ordinals are missing between two of them, the first not before a call.
+
+    ``whole``: all are remembered: what is missing before the first one was made, too.
+    """
+    if not len(order):
+        return 0
     at = np.argsort(order, kind="stable")
     order, idx = order[at], idx[at]
     late = idx[:-1] >= after
-    return int(np.maximum(order[1:] - order[:-1] - 1, 0)[late].sum())
+    found = int(np.maximum(order[1:] - order[:-1] - 1, 0)[late].sum())
+    return found + (int(order[0]) if whole and after < 0 else 0)

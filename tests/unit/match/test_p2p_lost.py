@@ -119,6 +119,26 @@ def test_a_lost_send_is_the_one_that_is_awaited_between_the_same_collectives() -
     assert (f.severity, f.details["entered_comm_ranks"]) == ("error", [0])
 
 
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("first", [SEND, AR])
+def test_the_first_of_its_kind_was_lost_where_the_second_is_seen(first: str, at: int) -> None:
+    """So the hole before it is not what another rank waits for."""
+    job = Job()
+    comms = job.world(3)
+    zero, one, two = comms
+    for n in range(1 + (first == SEND)):
+        one.proc.call(one, RECV, 1.0 + 0.1 * n, peer=2, count=SMALL)
+        two.proc.call(two, SEND, 1.0 + 0.1 * n, peer=1, count=SMALL, lost=first == SEND and n == 0)
+    for i in range(4):
+        if i == at:
+            zero.proc.call(zero, SEND, 1.2 + 0.1 * i, peer=2, count=BIG)
+        for c in comms if i in (1, 2) else ():
+            c.proc.call(c, AR, 1.2 + 0.1 * i, lost=first == AR and i == 1 and c is two)
+    end(job, 0.8, 1)
+    (f,) = (f for f in analyze_job(job) if f.hang_type == "p2p_unmatched")
+    assert (f.severity, f.details["missing_comm_ranks"]) == ("error", [2])
+
+
 def test_a_hole_before_later_receives_is_none_that_was_left_out_though_both_have_ended() -> None:
     """The record of the first receive was lost, which the last coverage does not tell so far."""
     job = Job()
