@@ -205,6 +205,7 @@ class Matcher(State):
             {s: self.now_of(s) for s in self.processes},
             self._context,
             self.options.silent_after,
+            self.p2p.unreceived,
         )
         return waits, current
 

@@ -15,6 +15,7 @@ from nccluprobe.match.options import Options
 from nccluprobe.match.p2p_behind import halves_behind
 from nccluprobe.match.p2p_faults import Faults
 from nccluprobe.match.p2p_fill import fill
+from nccluprobe.match.p2p_gone import unreceived
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
@@ -40,6 +41,8 @@ class P2P:
         self.findings: list[Finding] = []
         #: The run of the devices, by the last ``judge``.
         self.stalls = Stalls()
+        #: Sends that ranks which crashed have not received, by the last ``judge``.
+        self.unreceived: list[Wait] = []
         self._of_source: dict[int, list[Side]] = {}
         self._fresh: dict[At, None] = {}
 
@@ -163,6 +166,7 @@ class P2P:
         current += [*stalls.findings, *halves_behind(stalls, context, self.sides)]
         heads = Heads(stalls.stalls, self.sides)
         judges: list[Judge] = []
+        self.unreceived = []
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
             if comm is None or comm.ambiguous:
@@ -170,6 +174,7 @@ class P2P:
             ctx = context(comm)
             still = [c for c in sorted(set(channels)) if c in self.pairs.open]
             still = self.faults.note_left_over(comm, ctx, still)
+            self.unreceived += unreceived(comm, still, self.sides)
             faults = self.faults.of_channel
             judges.append(
                 Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls, heads, lacking)

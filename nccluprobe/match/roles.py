@@ -61,8 +61,12 @@ def assign(
     now: Mapping[int, int],
     context: Callable[[Communicator], Context],
     silent_after: int,
+    unreceived: Iterable[Wait] = (),
 ) -> list[Finding]:
-    """Set role, downstream_of, culprits and reasons; returns findings of cycles and stalls."""
+    """Set role, downstream_of, culprits and reasons; returns findings of cycles and stalls.
+
+    ``unreceived``: sends that ranks which crashed have not received.
+    """
     broken = frozenset(
         who for f in findings if f.hang_type == "collective_missing_exit" for who in f.culprits
     )
@@ -79,7 +83,7 @@ def assign(
     if all(f.hang_type == "comm_init_missing_enter" and not f.culprits for f in roots):
         ends = (graph.causes[id(w)] for w in waits if w.finding is not None)
         missed = {c.key for found in ends for c in found if c.kind == "rank"}
-        made += (crash := under_crash(waits, context, missed))
+        made += (crash := under_crash([*waits, *unreceived], context, missed))
         if crash:
             roles.follow(crash)
         if not (crash or roots):

@@ -185,3 +185,43 @@ def test_who_is_missed_beside_a_crash_at_that_time_is_not_seen_to_be_the_cause(
     cover(job.procs[:2], t + 400)
     (f,) = [f for f in analyze_job(job) if f.hang_type == "p2p_unmatched"]
     assert ([w["rank"] for w in f.named], f.details["confidence"]) == ([1], confidence)
+
+
+def sent_to_who_crashed(went_on: float = 0.0, lost: int = 0, **end: Any) -> list[Finding]:
+    """Rank 0 makes small sends, of which rank 1 receives the first two, and ends."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5, stream=0)
+    for i in range(4):
+        comms[0].proc.call(comms[0], "ncclSend", t + i, peer=1, count=64)
+        if i < 2:
+            comms[1].proc.call(comms[1], "ncclRecv", t + i, peer=0, count=64)
+    t += 4
+    if went_on:
+        pair = [comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 2))]
+        steps(pair, 1, start=t + went_on, stream=0)
+    for p in (job.procs[0], job.procs[2]):
+        p.cover(0.5, t + 400)
+    job.procs[1].cover(0.5, t - 2)
+    job.procs[1].cover(t - 1, t, lost_kernel=lost)
+    job.procs[1].end(t, **end)
+    return [f for f in analyze_job(job) if f.state == "open" and f.role == "root_cause"]
+
+
+@pytest.mark.parametrize("end", [CRASH, {"code": 1}])
+def test_who_crashed_before_it_received_a_small_send_is_named(end: dict[str, Any]) -> None:
+    """It is buffered, and its sender may be done: but nobody else would crash either."""
+    (f,) = sent_to_who_crashed(**end)
+    assert (f.hang_type, f.severity) == ("comm_ended_under_waiters", "error")
+    assert [d["rank"] for d in f.named] == [1]
+    assert f.details["confidence"] == "inferred"
+    assert "ncclSend #2 from rank 0" in f.details["summary"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"code": 0}, {"lost": 2, **CRASH}, {"went_on": 20, **CRASH}],
+    ids=["in order", "may have received", "its sender went on"],
+)
+def test_a_small_send_that_is_not_received_is_no_fault_else(more: dict[str, Any]) -> None:
+    assert sent_to_who_crashed(**more) == []
