@@ -19,7 +19,7 @@ from nccluprobe.importers.common import Numbers, Told, lines_of
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import UNKNOWN_CLOCK
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 _BIG = 2**62
 _MAX_OBJECT = 1 << 20

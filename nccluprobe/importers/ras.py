@@ -19,7 +19,7 @@ import orjson
 
 from nccluprobe.importers.common import SECOND, Numbers
 from nccluprobe.match import model as m
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 _MAX_BYTES = 1 << 30
 _MAX_COUNT = 2**62

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 Line = dict[str, Any]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccluprobe.inspect.groups import Group, Member
-from nccluprobe.nccl.enums import RESULTS
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import RESULTS, SEQ_NAMES
 
 Line = dict[str, Any]
 _MOST = 8

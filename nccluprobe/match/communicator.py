@@ -28,7 +28,7 @@ from nccluprobe.match.signature import (
     runs_zero_counts,
 )
 from nccluprobe.match.sitelog import SiteLog
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 _KEPT_LATE = 64
 _KEPT_FRESH = 4096

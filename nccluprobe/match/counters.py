@@ -16,7 +16,7 @@ import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import UNCOUNTED, UNSEEN
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 FUNCTIONS = len(SEQ_NAMES)
 _KEY = np.int64(1) << np.int64(48)  # function and number in one integer

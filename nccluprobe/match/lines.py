@@ -9,7 +9,7 @@ from typing import Any
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.nccl.api import BY_NAME, Kind
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 Line = dict[str, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.nccl.api import BY_NAME
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 #: A reduction made by the user: a local number, not comparable across ranks.
 CUSTOM_OP = "custom"

@@ -19,7 +19,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.process import Process
 from nccluprobe.match.signature import UNSEEN, SignatureTable
 from nccluprobe.match.standing_text import describe, describe_gone
-from nccluprobe.nccl.layout.model import SEQ_NAMES
+from nccluprobe.nccl.enums import SEQ_NAMES
 
 _KEPT = 200_000
 

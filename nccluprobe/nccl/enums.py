@@ -5,6 +5,9 @@ Source: nccl.h 2.16 to 2.32 (values never changed; float8 came with 2.24).
 
 from __future__ import annotations
 
+#: Index order of ``ncclComm.seqNumber[]``: see ``Api.seq_slot``.
+SEQ_NAMES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+
 DATATYPES: dict[int, str] = {
     0: "int8",
     1: "uint8",

@@ -11,7 +11,6 @@ from nccluprobe.nccl.layout import cache
 from nccluprobe.nccl.layout.find import check_base, derive, read_accessors
 from nccluprobe.nccl.layout.model import (
     MAGIC,
-    SEQ_NAMES,
     Image,
     Layout,
     LayoutError,
@@ -24,7 +23,6 @@ from nccluprobe.nccl.layout.symbols import Elf
 
 __all__ = [
     "MAGIC",
-    "SEQ_NAMES",
     "Image",
     "Layout",
     "LayoutError",

@@ -9,9 +9,6 @@ from typing import Any, Protocol
 #: What startMagic and endMagic hold, from 2.21 on.
 MAGIC = 0x0280028002800280
 
-#: Index order of seqNumber[]: see ``Api.seq_slot``.
-SEQ_NAMES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
-
 #: The first release that stores a hash, has magics, counts every eager collective.
 HASH_SINCE = (2, 18)
 MAGIC_SINCE = (2, 21)
