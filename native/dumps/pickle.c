@@ -16,6 +16,8 @@
 #define BYTES_LEAST (8 << 20)
 #define BYTES_EACH 48
 
+#define RARELY(x) __builtin_expect(!!(x), 0)
+
 int make_room(struct reader *r, struct array *a, size_t n, size_t each) {
   if (n <= a->room) return 1;
   size_t room = a->room * 2 > n ? a->room * 2 : n;
@@ -42,8 +44,9 @@ static int is_ascii(const uint8_t *p, size_t length) {
   return all < 0x80;
 }
 
-static int push(struct reader *r, enum kind kind, uint32_t ref, int64_t number) {
-  if (r->depth == r->stack.room && !make_room(r, &r->stack, r->depth + 1, sizeof(struct value)))
+static inline int push(struct reader *r, enum kind kind, uint32_t ref, int64_t number) {
+  if (RARELY(r->depth == r->stack.room) &&
+      !make_room(r, &r->stack, r->depth + 1, sizeof(struct value)))
     return 0;
   values(&r->stack)[r->depth++] = (struct value){kind, ref, number};
   return 1;
@@ -87,20 +90,28 @@ static int extend(struct reader *r, struct value to, size_t from, size_t n) {
   return 1;
 }
 
-static int put(struct reader *r, size_t index, size_t fence) {
-  if (r->depth <= fence || index > r->length) return 0;
-  if (index >= r->memo_end) {
-    if (!make_room(r, &r->memo, index + 1, sizeof(struct value))) return 0;
-    memset(values(&r->memo) + r->memo_end, 0, (index + 1 - r->memo_end) * sizeof(struct value));
-    r->memo_end = index + 1;
-  }
-  struct value *to = values(&r->memo) + index;
-  r->memo_n += to->kind == ABSENT;
-  *to = values(&r->stack)[r->depth - 1];
+/* Empty places in the memo before a new one; more than there are bytes: for nobody. */
+static int lengthen_memo(struct reader *r, size_t index) {
+  if (index > r->length || !make_room(r, &r->memo, index + 1, sizeof(struct value))) return 0;
+  memset(values(&r->memo) + r->memo_end, 0, (index - r->memo_end) * sizeof(struct value));
+  r->memo_end = index;
   return 1;
 }
 
-static int get(struct reader *r, size_t index) {
+static inline int put(struct reader *r, size_t index) {
+  if (r->depth <= r->fence) return 0;
+  if (index >= r->memo_end) {
+    if ((index > r->memo_end || index >= r->memo.room) && !lengthen_memo(r, index)) return 0;
+    r->memo_end++;
+    r->memo_n++;
+  } else {
+    r->memo_n += values(&r->memo)[index].kind == ABSENT;
+  }
+  values(&r->memo)[index] = values(&r->stack)[r->depth - 1];
+  return 1;
+}
+
+static inline int get(struct reader *r, size_t index) {
   if (index >= r->memo_end) return 0;
   struct value v = values(&r->memo)[index];
   return v.kind != ABSENT && push(r, v.kind, v.ref, v.number);
@@ -108,18 +119,22 @@ static int get(struct reader *r, size_t index) {
 
 static int mark(struct reader *r) {
   if (!make_room(r, &r->marks, r->n_marks + 1, sizeof(size_t))) return 0;
-  ((size_t *)r->marks.at)[r->n_marks++] = r->depth;
+  ((size_t *)r->marks.at)[r->n_marks++] = r->fence;
+  r->fence = r->depth;
   return 1;
 }
 
-/* What is below is not there for what comes now. */
-static size_t fence_of(const struct reader *r) {
-  return r->n_marks ? ((size_t *)r->marks.at)[r->n_marks - 1] : 0;
+/* Takes the newest mark away: to where it was set; 0: there is none. */
+static int unmark(struct reader *r, size_t *from) {
+  if (r->n_marks == 0) return 0;
+  *from = r->fence;
+  r->fence = ((size_t *)r->marks.at)[--r->n_marks];
+  return 1;
 }
 
 /* What lies on the stack from `from` on goes into the list or dict before it. */
 static int put_into(struct reader *r, enum kind kind, size_t from) {
-  if (from <= fence_of(r) || from > r->depth) return 0;
+  if (from <= r->fence || from > r->depth) return 0;
   size_t n = r->depth - from;
   const struct value *v = values(&r->stack) + from;
   if (v[-1].kind != kind) return 0;
@@ -134,7 +149,7 @@ static int put_into(struct reader *r, enum kind kind, size_t from) {
 
 /* What lies on the stack from `from` on becomes a tuple. */
 static int make_tuple(struct reader *r, size_t from) {
-  if (from < fence_of(r) || from > r->depth) return 0;
+  if (from < r->fence || from > r->depth) return 0;
   size_t n = r->depth - from;
   if (!push_several(r, TUPLE)) return 0;
   struct value tuple = values(&r->stack)[r->depth - 1];
@@ -146,7 +161,7 @@ static int make_tuple(struct reader *r, size_t from) {
 
 int read_pickle(struct reader *r) {
   const uint8_t *p = r->data, *end = p + r->length;
-  r->depth = r->n_marks = r->memo_end = r->memo_n = 0;
+  r->depth = r->fence = r->n_marks = r->memo_end = r->memo_n = 0;
   r->n_items = r->n_several = r->n_texts = 0;
   if (r->length >= UINT32_MAX) return 0;
 #define NEED(n) \
@@ -154,7 +169,7 @@ int read_pickle(struct reader *r) {
 #define TRY(x) \
   if (!(x)) return 0
   while (p < end) {
-    size_t n, fence = fence_of(r);
+    size_t n, from;
     switch (*p++) {
       case 0x80: /* PROTO */
         NEED(1);
@@ -185,16 +200,16 @@ int read_pickle(struct reader *r) {
         break;
       case 'q': /* BINPUT */
         NEED(1);
-        TRY(put(r, *p, fence));
+        TRY(put(r, *p));
         p++;
         break;
       case 'r': /* LONG_BINPUT */
         NEED(4);
-        TRY(put(r, little(p, 4), fence));
+        TRY(put(r, little(p, 4)));
         p += 4;
         break;
       case 0x94: /* MEMOIZE */
-        TRY(put(r, r->memo_n, fence));
+        TRY(put(r, r->memo_n));
         break;
       case 'K': /* BININT1 */
         NEED(1);
@@ -267,22 +282,19 @@ int read_pickle(struct reader *r) {
         TRY(make_tuple(r, r->depth - n));
         break;
       case 't': /* TUPLE */
-        if (r->n_marks-- == 0) return 0;
-        TRY(make_tuple(r, fence));
+        TRY(unmark(r, &from) && make_tuple(r, from));
         break;
       case 'a': /* APPEND */
         TRY(r->depth > 0 && put_into(r, LIST, r->depth - 1));
         break;
       case 'e': /* APPENDS */
-        if (r->n_marks-- == 0) return 0;
-        TRY(put_into(r, LIST, fence));
+        TRY(unmark(r, &from) && put_into(r, LIST, from));
         break;
       case 's': /* SETITEM */
         TRY(r->depth > 1 && put_into(r, DICT, r->depth - 2));
         break;
       case 'u': /* SETITEMS */
-        if (r->n_marks-- == 0) return 0;
-        TRY(put_into(r, DICT, fence));
+        TRY(unmark(r, &from) && put_into(r, DICT, from));
         break;
       default:
         return 0;

@@ -59,7 +59,7 @@ struct reader {
   size_t bytes; /* of all arrays */
   uint64_t work; /* steps that are left, so that values that are shared cost no more than others */
   struct array stack, marks, memo, items, several, texts;
-  size_t depth, n_marks, memo_end, memo_n, n_items, n_several, n_texts;
+  size_t depth, fence, n_marks, memo_end, memo_n, n_items, n_several, n_texts;
   struct value result;
 
   struct array canons, slots; /* slots: canon + 1, by hash; 0: free */
