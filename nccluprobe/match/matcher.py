@@ -96,7 +96,7 @@ class Matcher(State):
             self._watch(comm, ctx)
             if supposed.likely(comm, ctx, self.p2p):
                 self.p2p.settle(self.comms, self._home.get, self.safe_time())
-        supposed.beside(self.comms, contexts)
+        supposed.beside(self.comms, contexts, self.p2p)
         current += self._delays(contexts)
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of, self.comm_of)

@@ -22,7 +22,7 @@ from nccluprobe.match.process import Process
 from nccluprobe.match.status import last_sign, unseen
 from nccluprobe.match.waits import Wait
 
-SURE = 2
+SURE = 3
 _LOST = "probe_event_loss_possible"
 
 
@@ -62,25 +62,34 @@ class Supposed:
             self._add(comm, e, min(missing, here))
         return transfers
 
-    def beside(self, comms: Mapping[CommKey, Communicator], of: Mapping[CommKey, Context]) -> None:
+    def beside(
+        self, comms: Mapping[CommKey, Communicator], of: Mapping[CommKey, Context], p2p: P2P
+    ) -> None:
         """Suppose that those came who may have, beside others that surely have not.
 
-        First come the calls that lack nobody else: a lost event is one call, not several.
+        First come the calls that lack nobody for sure, as sends and receives do: a lost event
+        is one call, not several.
         """
         lossy = [c for c in comms.values() if any(e.process.lost for e in c.endpoints.values())]
         alone: Counter[int] = Counter()
+        here: dict[Endpoint, int] = {}
         for comm in lossy:
             o = open_slot(comm, of[comm.key])
-            if o is not None and len(o.absent) == 1:
+            if o is not None:
                 lacks = min(e.entered for e in o.entered) - o.slot
-                if unseen(o.absent[0]) >= lacks:
-                    alone[o.absent[0].process.source] += lacks
+                if all(unseen(e) >= lacks for e in o.absent):
+                    alone.update({e.process.source: lacks for e in o.absent})
+            for e in comm.endpoints.values() if p2p.sides else ():
+                if e.process.lost:
+                    halves = sum(p2p.awaited(comm, e).values())
+                    here[e] = min(halves, _places(e))
+                    alone[e.process.source] += halves - here[e]
         for comm in lossy:
             for _ in comm.endpoints:
                 o, known = open_slot(comm, of[comm.key]), len(self)
                 for e in () if o is None else o.perhaps:
                     kept = min(alone[e.process.source], e.process.unplaced())
-                    self._add(comm, e, unseen(e) - kept)
+                    self._add(comm, e, unseen(e) - kept - here.get(e, 0))
                 if len(self) == known:
                     break
 
@@ -99,10 +108,11 @@ class Supposed:
             p = of[source]
             free = p.unplaced()
             free += sum(_places(e) for _, e in mine)
-            if sum(behind(comm, e) for comm, e in mine) > free:
-                continue  # it has not made all of them
+            least = sum(least_behind(comm, e) for comm, e in mine)
+            if least != free < sum(behind(comm, e) for comm, e in mine):
+                continue  # it has not made all of them, or nobody knows how many
             for comm, e in mine:
-                self._add(comm, e, unseen(e))
+                self._add(comm, e, min(unseen(e), least_behind(comm, e)))
                 added = True
         return added
 
@@ -151,11 +161,21 @@ def _places(e: Endpoint) -> int:
 
 
 def explains(found: Sequence[Finding]) -> int:
-    """How well findings explain: SURE: a rank is a cause beyond doubt of loss, 1: some cause."""
+    """How well findings explain, 0: not at all.
+
+    SURE: a rank is a cause beyond doubt of loss; 1: only one that may have come as well.
+    """
     causes = [f for f in found if f.role == "root_cause" and f.state == "open"]
     if any(f.culprits and f.details.get("reason") != _LOST and _is_plain(f) for f in causes):
         return SURE
-    return 1 if causes else 0
+    known = any(not f.culprits or not _may_have_come(f) for f in causes)
+    return 2 if known else int(bool(causes))
+
+
+def _may_have_come(f: Finding) -> bool:
+    if f.details.get("reason") == _LOST:
+        return True
+    return f.hang_type == "p2p_unmatched" and f.details.get("confidence") == "reduced"
 
 
 def _is_plain(f: Finding) -> bool:

@@ -204,3 +204,28 @@ def test_who_waits_only_for_one_that_has_come_unseen_is_silent_as_well() -> None
     job.procs[1].cover(0.5, t - 0.5)
     job.procs[1].cover(t + 1, t + 400, lost_kernel=1)
     assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
+
+
+@pytest.mark.parametrize(("ahead", "other"), [(0, False), (2, False), (0, True)])
+def test_a_device_that_hangs_explains_more_than_one_that_lost_too_little_to_have_come(
+    ahead: int, other: bool
+) -> None:
+    """Rank 1 lost one event, and is missed in a call and a send: with the call all are silent.
+
+    ``ahead``: calls that rank 0 has made beyond it.  ``other``: rank 3 lacks a receive, too.
+    """
+    job = Job()
+    comms = job.world(4)
+    first = pair_of(job, 1, 2, "00000000000000bb")
+    t = steps(first, 3, start=steps(comms, 5))
+    for c in comms:
+        if c is not comms[1]:
+            c.proc.call(c, AR, t)
+    first[1].proc.call(first[1], "ncclSend", t + 0.1, peer=0, count=1 << 20)
+    if other:
+        comms[0].proc.call(comms[0], "ncclSend", t + 0.1, peer=3, count=1 << 20)
+    steps(comms[:1], ahead, start=t + 0.2)
+    cover([p for p in job.procs if p.rank != 1], t + 400)
+    job.procs[1].cover(0.5, t - 0.5)
+    job.procs[1].cover(t + 1, t + 400, lost_kernel=1)
+    assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}

@@ -7,9 +7,12 @@ import pytest
 from support.analysis import Run, analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
+from nccluprobe.match.absence import open_slot, wait_of
+from nccluprobe.match.finding import Finding
 from nccluprobe.match.losses import Holes
+from nccluprobe.match.process import Process
 from nccluprobe.match.status import unseen
-from nccluprobe.match.suppose import Supposed
+from nccluprobe.match.suppose import SURE, Supposed, explains
 
 AR = "ncclAllReduce"
 
@@ -216,13 +219,26 @@ def test_known_holes_are_the_calls_that_all_who_are_ahead_have_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "alone", "made"),
-    [(1, 0, 1), (2, 0, 2), (1, 1, 0), (2, 1, 1), (2, 2, 0), (1, 2, 1)],
+    ("lost", "alone", "halves", "made"),
+    [
+        (1, 0, 0, 1),
+        (2, 0, 0, 2),
+        (1, 1, 0, 0),
+        (2, 1, 0, 1),
+        (2, 2, 0, 0),
+        (1, 2, 0, 1),
+        (1, 0, 1, 0),
+        (2, 0, 1, 1),
+        (1, 0, 2, 0),
+        (2, 1, 1, 0),
+    ],
 )
-def test_a_lost_event_is_supposed_to_be_one_call_only(lost: int, alone: int, made: int) -> None:
+def test_a_lost_event_is_supposed_to_be_one_call_only(
+    lost: int, alone: int, halves: int, made: int
+) -> None:
     """Ranks 2 and 3 lack a call on two communicators, rank 3 perhaps, and calls that lack it alone.
 
-    All of these are among what was lost, or it lacks them for sure.
+    All of these are among what was lost, or it lacks them for sure.  ``halves``: sends to it.
     """
     job = Job()
     xs = job.world(4)
@@ -233,16 +249,109 @@ def test_a_lost_event_is_supposed_to_be_one_call_only(lost: int, alone: int, mad
     for comms in (xs, more[0]):
         steps(comms[:2], 1, start=t)
     steps(more[1][:3], alone, start=t)
+    for _ in range(halves):
+        xs[0].proc.call(xs[0], "ncclSend", t + 0.2, peer=3)
     for c in xs:
         c.proc.cover(0.5, t - 0.05)
         c.proc.cover(t + 1, t + 400, lost_kernel=lost if c is xs[3] else 0)
+    supposed, p = beside(job)
+    assert (len(supposed), p.supposed, p.unplaced()) == (made, made, lost - made)
+    supposed.undo()
+    assert (p.supposed, p.unplaced()) == (0, lost)
+
+
+def beside(job: Job) -> tuple[Supposed, Process]:
+    """What is supposed of who may have come, and the process of rank 3."""
     run = Run(job)
     run.all()
     run.scan()
     matcher = run.analysis.matcher
     contexts = {key: matcher._context(comm) for key, comm in matcher.comms.items()}
-    supposed, p = Supposed(), matcher.processes[3]
-    supposed.beside(matcher.comms, contexts)
-    assert (len(supposed), p.supposed, p.unplaced()) == (made, made, lost - made)
-    supposed.undo()
-    assert (p.supposed, p.unplaced()) == (0, lost)
+    supposed = Supposed()
+    supposed.beside(matcher.comms, contexts, matcher.p2p)
+    return supposed, matcher.processes[3]
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_of_a_call_that_lacks_only_such_as_may_have_come_it_is_supposed_first(other: bool) -> None:
+    """Ranks 2 and 3 lack a call on one communicator, ranks 1 and 3 on another: 2 for sure.
+
+    ``other``: rank 1 lost an event as well as rank 3.
+    """
+    job = Job()
+    xs = job.world(4)
+    ys = [c.proc.comm("b" * 16, r, 4) for r, c in enumerate(xs)]
+    t = steps(ys, 3, start=steps(xs, 3))
+    steps(xs[:2], 1, start=t)
+    steps(ys[::2], 1, start=t)
+    for r, c in enumerate(xs):
+        c.proc.cover(0.5, t - 0.05)
+        c.proc.cover(t + 1, t + 400, lost_kernel=int(r == 3 or (r == 1 and other)))
+    _, p = beside(job)
+    assert p.supposed == int(not other)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_lost_send_that_is_awaited_is_no_collective(awaited: bool) -> None:
+    """Rank 3 lost a call before a later one; ranks 2 and 3 lack a collective, rank 0 a send."""
+    job = Job()
+    xs = job.world(4)
+    t = steps(xs, 3)
+    xs[3].proc.call(xs[3], "ncclSend", t, peer=0, lost=True)
+    for c, api, peer in ((xs[3], "ncclSend", 1), (xs[1], "ncclRecv", 3)):
+        c.proc.call(c, api, t + 0.1, peer=peer)
+    if awaited:
+        xs[0].proc.call(xs[0], "ncclRecv", t + 0.1, peer=3)
+    steps(xs[:2], 1, start=t + 0.2)
+    for c in xs:
+        c.proc.cover(0.5, t - 0.05)
+        c.proc.cover(t + 1, t + 400, lost_kernel=int(c is xs[3]))
+    (f,) = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
+    assert f.details["missing_comm_ranks"] == ([2, 3] if awaited else [2])
+
+
+@pytest.mark.parametrize(("lost", "made"), [(1, 0), (2, 2), (3, 0), (6, 2)])
+def test_who_may_have_come_is_supposed_to_have_come_as_far_as_all_who_are_ahead(
+    lost: int, made: int
+) -> None:
+    """Rank 2 lacks a call on two communicators, in which rank 0 is three calls ahead.
+
+    Nor is it supposed where it may have made some more, and not all.
+    """
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("b" * 16, r, 3) for r, c in enumerate(xs)]
+    t = steps(ys, 3, start=steps(xs, 3))
+    for comms in (xs, ys):
+        steps(comms[:1], 2, start=steps(comms[:2], 1, start=t))
+    for c in xs:
+        c.proc.cover(0.5, t - 0.05)
+        c.proc.cover(t + 1, t + 400, lost_kernel=lost if c is xs[2] else 0)
+    run = Run(job)
+    run.all()
+    run.scan()
+    matcher, waits = run.analysis.matcher, []
+    for comm in matcher.comms.values():
+        o = open_slot(comm, matcher._context(comm))
+        assert o is not None
+        waits.append(wait_of(comm, o, None))
+    supposed, p = Supposed(), matcher.processes[2]
+    assert supposed.weak(waits) == bool(made)
+    assert (len(supposed), p.supposed) == (made, made)
+
+
+def test_a_cause_without_a_name_explains_more_than_one_that_may_have_come() -> None:
+    def cause(hang_type: str, reason: str) -> Finding:
+        details = {"reason": reason, "confidence": "inferred"}
+        return Finding(("k",), hang_type, "run", "aa", 1, 0, details, "error", "root_cause")
+
+    lost = cause("collective_missing_enter", "probe_event_loss_possible")
+    lost.culprits = ("rank 1",)
+    device = cause("collective_all_ranks_stuck", "all_silent_after")
+    alive = cause("collective_missing_enter", "rank_alive_but_not_entered")
+    sender = cause("p2p_unmatched", "rank_alive_but_not_entered")
+    sender.culprits = alive.culprits = ("rank 2",)
+    ways = [[], [lost], [lost, device], [sender], [lost, device, alive]]
+    assert [explains(found) for found in ways] == [0, 1, 2, 2, SURE]
+    sender.details["confidence"] = "reduced"
+    assert explains([sender]) == 1
