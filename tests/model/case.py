@@ -136,8 +136,8 @@ def broken(seed: int, kind: str, small: bool = False, tries: int = 40) -> Case:
             continue
         if kind == "device_hang" and attempt < tries // 2 and not visible(run):
             continue
-        if kind == "device_hang" and len(idle := _idle(run)) == 1:
-            truth.also.append(frozenset(idle))
+        if kind == "device_hang" and len(alone := idle(run)) == 1:
+            truth.also.append(frozenset(alone))
             truth.types |= ABSENT
         horizon = end + (HANG_S if any(not p.finished for p in run.procs) else 5.0)
         return Case(seed, run, horizon, truth, truth.shown or visible(run), slow_ranks(program))
@@ -181,7 +181,7 @@ def _waiting(engine: Engine) -> set[int]:
     return {r for r in found if engine.procs[r].ended is None}
 
 
-def _idle(engine: Engine) -> list[int]:
+def idle(engine: Engine) -> list[int]:
     """Ranks outside NCCL all of whose calls have all their partners.
 
     A single one looks the same whether its work hangs on the device or it went away.

@@ -31,6 +31,8 @@ DIFFERS = frozenset({"collective_mismatch"})
 SHIFTED = frozenset({"skipped_or_extra_call"})
 #: A call left out, or made in the wrong order, can look alike.
 ORDER = frozenset({"cross_comm_order_inversion", "p2p_order_inversion"})
+INVERTED = frozenset({"cross_comm_order_inversion", "collective_missing_enter"})
+STUCK = frozenset({"collective_all_ranks_stuck", "collective_missing_exit", "nccl_missing_exit"})
 MESSAGES = frozenset({"p2p_unmatched", "p2p_mismatch", "p2p_order_inversion"})
 
 
@@ -170,8 +172,7 @@ def _swapped(b: Breaker) -> Truth:
     r, t, i = b.rng.choice(found)
     code = b.program.code[r][t]
     code[i], code[i + 1] = code[i + 1], code[i]
-    types = frozenset({"cross_comm_order_inversion", "collective_missing_enter"})
-    return Truth("swapped", types, frozenset({r}), unnamed=True)
+    return Truth("swapped", INVERTED, frozenset({r}), unnamed=True)
 
 
 def _message(b: Breaker, api: str) -> tuple[Place, int, Op]:
@@ -339,8 +340,7 @@ def _device_hang(b: Breaker) -> Truth:
     if not slots:
         raise NoPlace
     b.program.device_hangs.add(b.rng.choice(slots))
-    types = {"collective_all_ranks_stuck", "collective_missing_exit", "nccl_missing_exit"}
-    return Truth("device_hang", frozenset(types), frozenset())
+    return Truth("device_hang", STUCK, frozenset())
 
 
 def _late(b: Breaker) -> Truth:

@@ -10,6 +10,7 @@ from support.analysis import Run
 from support.tracegen import Job
 
 from model.case import Case
+from model.witness import Witness, allows
 
 #: The cause is told: with its ranks, or without where that is right as well.
 FOUND = ("exact", "unnamed")
@@ -25,7 +26,9 @@ class Verdict:
     reason; partial: not all of them; wrong: an innocent rank is blamed;
     quiet: no finding of severity error where nothing is broken; false: one;
     unseen: nothing is open at the API, or the call that differs was lost, and
-    nothing wrong was said.
+    nothing wrong was said; either: it is none of exact and unnamed, but the
+    trace allows another fault as well (``witness``), and nobody is blamed, or
+    exactly whom that one is right to blame, not as observed.
     """
 
     status: str
@@ -33,6 +36,7 @@ class Verdict:
     #: A wrong verdict that is said to be observed.
     sure: bool = False
     findings: list[dict[str, Any]] = field(default_factory=list)
+    witness: Witness | None = None
 
     def brief(self) -> list[str]:
         """Findings, one line each."""
@@ -125,4 +129,12 @@ def judge(case: Case, rate: float = 0.0) -> Verdict:
         status = "undecided"
     else:
         status = "missed"
-    return Verdict(status, sorted(who), sure, found)
+    verdict = Verdict(status, sorted(who), sure, found)
+    if rate == 0.0 and status not in (*FOUND, "unseen"):
+        blaming = [f for f in roots if f["culprits"]]
+        if all(f["details"].get("confidence") != "observed" for f in blaming):
+            types = {f["hang_type"] for f in blaming}
+            verdict.witness = allows(case, frozenset(who), types)
+    if verdict.witness is not None:
+        verdict.status = "either"
+    return verdict

@@ -20,7 +20,11 @@ RATES = (0.0, 0.001, 0.01)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case with one rate of loss.  ``brief``: findings, and what the model says."""
+    """One case with one rate of loss.
+
+    ``brief``: findings, and what the model says; ``witness``: the other fault
+    that the trace allows, in words.
+    """
 
     kind: str
     seed: int
@@ -30,6 +34,7 @@ class Outcome:
     blamed: tuple[int, ...]
     truth: tuple[int, ...]
     brief: tuple[str, ...]
+    witness: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -55,7 +60,7 @@ class Survey:
             self.counts.setdefault((o.kind, o.rate), Counter())[o.status] += 1
             if o.sure and o.status in ("wrong", "false"):
                 self.sure[o.kind, o.rate] += 1
-            if o.status not in (*FOUND, "quiet", "unseen", "undecided"):
+            if o.status not in (*FOUND, "quiet", "unseen", "undecided", "either"):
                 self.failures.append(o)
 
     def total(self, rate: float, statuses: Iterable[str], faults: bool = True) -> int:
@@ -96,6 +101,7 @@ def examine(kind: str, seed: int, rates: tuple[float, ...], small: bool = False)
                 tuple(verdict.blamed),
                 tuple(sorted(truth)),
                 (*verdict.brief()[:8], *_waits(case, verdict.blamed)),
+                () if verdict.witness is None else tuple(verdict.witness.words()),
             )
         )
     return outcomes
@@ -146,7 +152,8 @@ def table(result: Survey) -> str:
     """The table of recall by fault and loss, as Markdown."""
     rates = sorted({rate for _, rate in result.counts})
     head = ["fault", "cases", *(f"found, {_percent(r)} lost" for r in rates)]
-    head += ["not decided", "not told", "other", "innocent blamed (sure)", "not to be seen"]
+    head += ["the trace allows another fault too", "not decided", "not told", "other"]
+    head += ["innocent blamed (sure)", "not to be seen"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     kinds = [k for k in FAULTS if any((k, r) in result.counts for r in rates)]
     total = [Counter[str]() for _ in rates]
@@ -165,7 +172,12 @@ def _row(what: str, counters: list[Counter[str]], sure: int) -> str:
         found = sum(counter[s] for s in FOUND)
         row.append(f"{100 * found / n:.1f} %" if n else "-")
     every = sum(counters, Counter[str]())
-    row += [str(every["undecided"]), str(every["missed"]), str(every["kind"] + every["partial"])]
+    row += [
+        str(every["either"]),
+        str(every["undecided"]),
+        str(every["missed"]),
+        str(every["kind"] + every["partial"]),
+    ]
     row += [f"{every['wrong']} ({sure})", str(every["unseen"])]
     return "| " + " | ".join(row) + " |"
 

@@ -1,0 +1,364 @@
+"""Other faults of other programs that may leave the calls that a run has left.
+
+Each fault of ``faults`` is undone at every rank and place where that can make
+the ranks' calls agree again: that is the program without the fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from model.device import Comm
+from model.faults import ABSENT, DIFFERS, INVERTED, MESSAGES, ORDER, SHIFTED, STUCK
+from model.ops import Await, Call, Group, Host, Init, Instruction, Leave, Op, Sync
+from model.stem import LAST, Base, Stem, lacking, operations
+
+#: How many calls before the end of a rank's code a missing one is looked for.
+PLACES = 40
+#: Of these the ones that are tried for a send or receive.
+NEAR = 12
+#: Slots of each communicator that may hang on the device.
+SLOTS = 24
+AWAY = {("syscall", "futex"), ("syscall", "read"), ("syscall", "poll"), ("running", None),
+        ("uninterruptible", None)}  # fmt: skip
+
+
+#: What says which fault, as in ``faults``.
+TYPES = {
+    "device_hang": STUCK,
+    "stall": ABSENT,
+    "killed": ABSENT,
+    "conflict": frozenset({"comm_init_rank_conflict"}),
+    "skipped": ABSENT | DIFFERS | SHIFTED | ORDER,
+    "extra": ABSENT | DIFFERS | SHIFTED | ORDER,
+    "swapped": INVERTED,
+    "inverted": frozenset({"p2p_order_inversion"}),
+    "argument": DIFFERS,
+    "zero": DIFFERS | SHIFTED | ABSENT,
+    "missing_send": MESSAGES | ABSENT,
+    "missing_recv": MESSAGES | ABSENT,
+    "p2p_size": frozenset({"p2p_mismatch"}),
+}
+
+
+@dataclass
+class Rival:
+    """A program ``healthy``, and the same with a fault, ``broken``; both without their ends."""
+
+    kind: str
+    culprits: frozenset[int]
+    words: str
+    healthy: Stem
+    broken: Stem
+    #: A collective that does not end on the device.
+    hang: tuple[int, int] | None = None
+    unnamed: bool = False
+    also: list[frozenset[int]] = field(default_factory=list)
+
+    @property
+    def types(self) -> frozenset[str]:
+        """Kinds of findings that say it."""
+        return TYPES.get(self.kind, frozenset())
+
+    @property
+    def right(self) -> set[frozenset[int]]:
+        """Whom it is right to blame: any of these sets."""
+        return {self.culprits, *self.also} | ({frozenset[int]()} if self.unnamed else set())
+
+
+def rivals(base: Base, stem: Stem, ranks: set[int]) -> Iterator[Rival]:
+    """Faults of one of these ranks, and of none."""
+    yield Rival("none", frozenset(), "nothing is broken", stem, stem)
+    yield from _hangs(base, stem)
+    for r in sorted(ranks):
+        yield from _stalls(base, stem, r)
+        yield from _kills(base, stem, r)
+        yield from _conflicts(base, stem, r)
+        yield from _left_out(base, stem, r)
+        yield from _too_many(base, stem, r)
+        yield from _exchanged(base, stem, r)
+        yield from _different(base, stem, r)
+        yield from _messages(base, stem, r)
+
+
+def _hangs(base: Base, stem: Stem) -> Iterator[Rival]:
+    slots: dict[Comm, dict[int, list[Op]]] = defaultdict(lambda: defaultdict(list))
+    for r in range(len(stem.code)):
+        for _, op, comm in stem.calls(base, r):
+            if op.peer is None and op.count and comm.nranks > 1:
+                slots[comm][r].append(op)
+    for comm, made in slots.items():
+        n = min(len(made.get(r, ())) for r in comm.members)
+        for k in range(n - 1, max(-1, n - 1 - SLOTS), -1):
+            op = made[comm.members[0]][k]
+            words = f"collective {k} of {comm.hash:016x} ({op.api}) does not end on the device"
+            yield Rival("device_hang", frozenset(), words, stem, stem, (comm.hash, k))
+
+
+def _stalls(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    proc = base.run.procs[r]
+    if proc.ended is not None or not proc.threads:
+        return
+    _, main, syscall = proc.states[-1]
+    for t, code in enumerate(stem.code[r][: len(proc.threads)]):
+        if proc.threads[t].inside is not None:
+            continue
+        how = Host(None, main, syscall) if t == 0 else Host(None)
+        if t == 0 and base.program.host_state and (main, syscall) not in AWAY:
+            continue
+        last = [code[-1]] if code and isinstance(code[-1][1], (Sync, Await)) else []
+        broken = stem.copy(r)
+        if last:
+            broken.code[r][t].pop()
+        broken.code[r][t] += [(LAST, how), *last]
+        words = f"rank {r} stays outside NCCL ({main}) after {_after(code)}"
+        yield Rival("stall", frozenset({r}), words, stem, broken)
+
+
+def _kills(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    code = stem.code[r][0]
+    if not code or code[-1][1] != Leave(0):
+        return
+    healthy = stem.copy(r)
+    healthy.code[r][0].pop()
+    words = f"rank {r} exits too early, after {_after(code[:-1])}"
+    yield Rival("killed", frozenset({r}), words, healthy, stem, unnamed=True)
+
+
+def _after(code: list[tuple[float, Instruction]]) -> str:
+    ops = [(what, op) for _, what in code for op in operations(what)]
+    if not ops:
+        return "its start"
+    what, op = ops[-1]
+    group = ", in a group" if isinstance(what, Group) else ""
+    return f"its {say(op)}{group} (call {len(ops) - 1} of the thread)"
+
+
+def say(op: Op) -> str:
+    to = f" {'to' if op.api == 'ncclSend' else 'from'} {op.peer}" if op.p2p else ""
+    return f"{op.api}{to} of {op.count} {op.dtype} on {op.comm}"
+
+
+def _conflicts(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    for t, code in enumerate(stem.code[r]):
+        if not code or not isinstance(mine := code[-1][1], Init):
+            continue
+        uid = mine.uid or mine.comm
+        claims = [
+            (x, w.rank)
+            for x, threads in enumerate(stem.code)
+            for thread in threads
+            for _, w in thread
+            if isinstance(w, Init) and (w.uid or w.comm) == uid
+        ]
+        twins = [x for x, rank in claims if rank == mine.rank and x != r]
+        for free in set(range(mine.nranks)) - {rank for _, rank in claims}:
+            if len(twins) == 1:
+                healthy = stem.copy(r)
+                healthy.code[r][t][-1] = (code[-1][0], replace(mine, rank=free))
+                words = f"rank {r} claims rank {mine.rank} of {mine.comm}, and is rank {free}"
+                both = frozenset({r, twins[0]})
+                one = [frozenset({r})]
+                yield Rival("conflict", both, words, healthy, stem, None, True, one)
+
+
+def _places(code: list[tuple[float, Instruction]]) -> Iterator[tuple[int, float]]:
+    """Where in a thread a call may have been, from its end on: (index, when)."""
+    end = code[-1][0] if code and isinstance(code[-1][1], (Sync, Await)) else LAST
+    yield (len(code) - (end < LAST), end)
+    found = [i for i, (_, what) in enumerate(code) if operations(what)]
+    for i in found[: -PLACES - 1 : -1]:
+        yield i, code[i][0] - 1e-9
+
+
+def _put(stem: Stem, r: int, t: int, i: int, *what: tuple[float, Instruction]) -> Stem:
+    made = stem.copy(r)
+    made.code[r][t][i:i] = what
+    return made
+
+
+def _rows(base: Base, stem: Stem) -> dict[Comm, dict[int, list[Op]]]:
+    """Communicator -> rank -> the collectives that it made."""
+    rows: dict[Comm, dict[int, list[Op]]] = defaultdict(lambda: defaultdict(list))
+    for r in range(len(stem.code)):
+        for _, op, comm in stem.calls(base, r):
+            if op.peer is None:
+                rows[comm][r].append(op)
+    return rows
+
+
+def _agree(one: list[Op], two: list[Op]) -> bool:
+    return all(x is y or x.signature == y.signature for x, y in zip(one, two, strict=False))
+
+
+def _left_out(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """The rank has left out a collective."""
+    for comm, rows in _rows(base, stem).items():
+        if r not in comm.members:
+            continue
+        longest = max((ops for x, ops in rows.items() if x != r), key=len, default=[])
+        mine = [(at, op) for at, op, c in stem.calls(base, r) if c is comm and op.peer is None]
+        ops = [op for _, op in mine]
+        if len(ops) >= len(longest) and _agree(ops, longest):
+            continue
+        for t, code in enumerate(stem.code[r]):
+            for i, at in _places(code):
+                k = sum(1 for s, _ in mine if s < at)
+                if k >= len(longest) or not longest[k].count:
+                    continue
+                op = longest[k]
+                if _agree([*ops[:k], op, *ops[k:]], longest):
+                    healthy = _put(stem, r, t, i, (at, Call(op)))
+                    words = f"rank {r} leaves out {say(op)} (collective {k} there)"
+                    words += f" after {_after(code[:i])}"
+                    two = comm.nranks == 2
+                    yield Rival("skipped", frozenset({r}), words, healthy, stem, unnamed=two)
+
+
+def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """The rank makes a collective before the like of it, which it makes or was to make."""
+    rows = _rows(base, stem)
+    for t, code in enumerate(stem.code[r]):
+        for i in [i for i, (_, w) in enumerate(code) if isinstance(w, Call)][-PLACES:]:
+            what = code[i][1]
+            assert isinstance(what, Call)
+            comm = base.comms.get((r, what.op.comm))
+            if comm is None or what.op.p2p or not what.op.count or comm.nranks < 2:
+                continue
+            follows = code[i + 1][1] if i + 1 < len(code) else None
+            if isinstance(follows, Call) and follows.op.comm == what.op.comm:
+                if what.op not in (follows.op, replace(follows.op, count=what.op.count)):
+                    continue
+            elif follows is not None:
+                continue
+            ops = rows[comm][r]
+            others = [rows[comm].get(x, []) for x in comm.members if x != r]
+            longest = max(others, key=len)
+            if _agree(ops, longest) and len(ops) <= min(map(len, others)):
+                continue
+            healthy = stem.copy(r)
+            del healthy.code[r][t][i]
+            left = [o for _, o, c in healthy.calls(base, r) if c is comm and o.peer is None]
+            if _agree(left, longest):
+                words = f"rank {r} makes {say(what.op)} once too often"
+                words += f" after {_after(code[:i])}"
+                two = comm.nranks == 2
+                yield Rival("extra", frozenset({r}), words, healthy, stem, unnamed=two)
+
+
+def _exchanged(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """The rank makes two calls next to each other in the wrong order."""
+    for t, code in enumerate(stem.code[r]):
+        for i in range(len(code) - 2, max(-1, len(code) - 2 - PLACES), -1):
+            (s, x), (u, y) = code[i], code[i + 1]
+            if not (isinstance(x, Call) and isinstance(y, Call)):
+                continue
+            streams = x.op.comm != y.op.comm and x.op.stream == y.op.stream
+            swapped = not x.op.p2p and not y.op.p2p and streams and x.op.count and y.op.count
+            same = x.op.peer == y.op.peer and x.op.comm == y.op.comm
+            inverted = same and x.op.api == "ncclSend" and y.op.api == "ncclRecv"
+            if not swapped and not inverted:
+                continue
+            healthy = stem.copy(r)
+            healthy.code[r][t][i : i + 2] = [(s, y), (u, x)]
+            kind = "swapped" if swapped else "inverted"
+            words = f"rank {r} makes {say(x.op)} and {say(y.op)} in the wrong order"
+            yield Rival(kind, frozenset({r}), words, healthy, stem, unnamed=True)
+
+
+def _different(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """The rank makes one collective with other arguments than all others."""
+    if lacking(base, stem) is not None:
+        return
+    rows: dict[Comm, list[list[Op]]] = {}
+    for x in range(len(stem.code)):
+        for _, op, comm in stem.calls(base, x):
+            if op.peer is None and x != r:
+                rows.setdefault(comm, [[] for _ in stem.code])[x].append(op)
+    for t, code in enumerate(stem.code[r]):
+        made: dict[Comm, int] = defaultdict(int)
+        for i, (at, what) in enumerate(code):
+            for op in operations(what):
+                if op.p2p or (r, op.comm) not in base.comms:
+                    continue
+                comm = base.comms[r, op.comm]
+                k = made[comm]
+                made[comm] += 1
+                others = [ops[k] for ops in rows.get(comm, []) if len(ops) > k]
+                if not others or others[0].signature == op.signature or isinstance(what, Group):
+                    continue
+                healthy = stem.copy(r)
+                healthy.code[r][t][i] = (at, Call(others[0]))
+                kind = _argument(op, others[0], comm.nranks)
+                if kind is not None and lacking(base, healthy) is not None:
+                    words = f"rank {r} makes {say(op)} where {say(others[0])} is due"
+                    two = comm.nranks == 2
+                    yield Rival(kind, frozenset({r}), words, healthy, stem, unnamed=two)
+
+
+def _argument(op: Op, due: Op, n: int) -> str | None:
+    """Which fault makes the one of the other, of those that change one argument."""
+    if not due.count:
+        return None
+    if op == replace(due, count=0):
+        return "zero"
+    changed = [
+        op == replace(due, count=op.count) and op.count in (due.count + 1, due.count * 2),
+        op == replace(due, dtype=op.dtype) and op.dtype in ("int8", "float16", "float64"),
+        op == replace(due, op=op.op) and op.op in ("min", "max"),
+        due.root is not None and op == replace(due, root=(due.root + 1) % n),
+        op == replace(due, api=op.api, op=op.op, root=op.root)
+        and op.root in (None, 0)
+        and op.op in (None, "sum"),
+    ]
+    return "argument" if any(changed) else None
+
+
+def _messages(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """The rank has left out a send or receive, or made it with another size."""
+    left = lacking(base, stem)
+    first: dict[tuple[str, str, int | None], tuple[float, Op]] = {}
+    for when, op in left[r] if left is not None else []:
+        if op.p2p:
+            first.setdefault((op.api, op.comm, op.peer), (when, op))
+    for when, op in first.values():
+        kind = "missing_send" if op.api == "ncclSend" else "missing_recv"
+        for t, code in enumerate(stem.code[r]):
+            # Near the time at which the other half was made.
+            near = sorted(_places(code), key=lambda x: abs(min(x[1], 1e9) - when))[:NEAR]
+            for i, at in near:
+                words = f"rank {r} leaves out {say(op)} after {_after(code[:i])}"
+                yield Rival(
+                    kind,
+                    frozenset({r}),
+                    words,
+                    _put(stem, r, t, i, (at, Call(op))),
+                    stem,
+                    unnamed=True,
+                )
+                if i < len(code) and isinstance(group := code[i][1], Group):
+                    healthy = stem.copy(r)
+                    healthy.code[r][t][i] = (code[i][0], Group((*group.ops, op)))
+                    words = f"rank {r} leaves out {say(op)} of the group after {_after(code[:i])}"
+                    yield Rival(kind, frozenset({r}), words, healthy, stem, unnamed=True)
+    if left is None:
+        yield from _sizes(base, stem, r)
+
+
+def _sizes(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    for t, code in enumerate(stem.code[r]):
+        for i, (at, what) in enumerate(code):
+            for k, op in enumerate(operations(what)):
+                if not op.p2p or not op.count % 2:
+                    continue
+                other = replace(op, count=(op.count - 1) // 2)
+                ops = list(operations(what))
+                ops[k] = other
+                healthy = stem.copy(r)
+                made: Instruction = Call(other) if isinstance(what, Call) else Group(tuple(ops))
+                healthy.code[r][t][i] = (at, made)
+                if lacking(base, healthy) is not None:
+                    words = f"rank {r} makes {say(op)} where {other.count} are due"
+                    yield Rival("p2p_size", frozenset({r}), words, healthy, stem, unnamed=True)
