@@ -47,7 +47,8 @@ class Queued:
         if mine is None or len(mine) < _LEAST:
             return False
         since = mine[: len(mine) - _LEAST + 1]
-        count = len(mine) - np.arange(len(since))
+        # What it lost may have been in this stream as well.
+        count = len(mine) - np.arange(len(since)) + _lost(e.process, since)
         most = np.zeros(len(since), np.int64)
         for x in others:
             for times in self._streams(x, returned=True).values():
@@ -76,6 +77,15 @@ class Queued:
                 s: rows[streams == s, 1] for s in np.unique(streams).tolist()
             }
         return self._known[source, returned]
+
+
+def _lost(p: Process, since: m.Int64) -> m.Int64:
+    """How many calls of a process after each of some moments, oldest first, were lost at most."""
+    found = np.full(len(since), p.unplaced() + p.supposed, np.int64)
+    for holes in p.losses.holes.values() if p.lost else ():
+        for first, last, t in holes.gaps:
+            found[: np.searchsorted(since, t)] += last - first + 1
+    return found
 
 
 def _whole(rows: m.Int64) -> m.Int64:

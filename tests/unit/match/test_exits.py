@@ -144,6 +144,37 @@ def test_only_what_has_returned_stands_in_a_queue_and_a_group_as_one(other: str)
     assert blamed(found) == ({2} if other == "not held" else set())
 
 
+@pytest.mark.parametrize("lost", [0, 2, 5])
+@pytest.mark.parametrize("placed", [True, False])
+def test_what_was_lost_may_have_filled_a_queue(lost: int, placed: bool) -> None:
+    """Rank 2 is held, and has made three calls less than rank 3 that are seen.
+
+    ``placed``: later calls on that communicator tell of those that were lost.
+    """
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    pairs = [
+        [job.procs[r].comm(hash_, 0, 2), job.proc(r + 2).comm(hash_, 1, 2)]
+        for r, hash_ in ((2, "00000000000000bb"), (3, "00000000000000cc"))
+    ]
+    for c, n in zip(pairs, (20, 23), strict=True):
+        steps(c, n, start=t, step=0.01)
+    other = [
+        job.procs[2].comm("00000000000000dd", 0, 2),
+        job.procs[4].comm("00000000000000dd", 1, 2),
+    ]
+    for c in other:
+        for i in range(lost + placed):
+            c.proc.call(c, "ncclAllReduce", t + 0.3 + 0.01 * i, lost=c is other[0] and i < lost)
+    last_call(comms, t + 2, inside=(2,))
+    for p in job.procs:
+        p.cover(0.5, t + 0.25)
+        p.cover(t + 2.5, t + 400, lost_kernel=lost if p is job.procs[2] else 0)
+    (f,) = (f for f in analyze_job(job) if f.details["reason"] == "call_not_returned")
+    assert blamed([f]) == (set() if lost == 5 else {2})
+
+
 @pytest.mark.parametrize("more", [0, 20])
 def test_of_several_that_are_held_one_full_queue_explains_all(more: int) -> None:
     job = Job()
