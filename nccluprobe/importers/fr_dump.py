@@ -5,6 +5,7 @@ Pure Python types only: the unpickler refuses every class and function.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import pickle
@@ -32,6 +33,8 @@ _room = memoryview(bytearray(_PLAIN_BYTES))
 #: A pickle of protocol 2 or later, as PyTorch writes it, begins so.
 _PICKLE = b"\x80"
 _NEITHER = "neither a pickle nor JSON"
+#: Ranks of groups that are kept as they were read: texts up to so long.
+_KEPT_TEXT = 256 << 10
 EMPTY = "it is empty"
 
 
@@ -257,24 +260,38 @@ def _groups(config: Any) -> dict[str, Group]:
             name, desc, ranks = value.get("name", key), value.get("desc", ""), value.get("ranks")
         else:  # versions before 2.0: a list of ranks
             name, desc, ranks = key, "", value
-        if isinstance(ranks, str):
-            ranks = _listed(ranks)
-        if not isinstance(ranks, list) or not all(type(r) is int and 0 <= r < BIG for r in ranks):
-            continue
-        found[str(key)] = Group(str(name)[:200], str(desc)[:200], tuple(ranks))
+        members = _members(ranks)
+        if members is not None:
+            found[str(key)] = Group(str(name)[:200], str(desc)[:200], members)
     return found
 
 
-def _listed(text: str) -> list[int]:
+def _members(ranks: Any) -> tuple[int, ...] | None:
+    """The ranks of a group, a list or a text; None: they are none."""
+    if isinstance(ranks, str):
+        # All members tell the same text.
+        return _listed(ranks) if len(ranks) < _KEPT_TEXT else _listed.__wrapped__(ranks)
+    if not isinstance(ranks, list) or not _are_ranks(ranks):
+        return None
+    return tuple(ranks)
+
+
+def _are_ranks(ranks: list[Any]) -> bool:
+    return all(type(r) is int and 0 <= r < BIG for r in ranks)
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(text: str) -> tuple[int, ...] | None:
     """The ranks of a text such as "[0, 1, 2]"."""
     inside = text.strip().strip("[]").strip()
     if not inside or len(inside) > 16 << 20:
-        return []
+        return ()
     parts = inside.split(",")
     try:
-        return [int(p) for p in parts if len(p) < 20]
+        ranks = [int(p) for p in parts if len(p) < 20]
     except ValueError:
-        return []
+        return ()
+    return tuple(ranks) if _are_ranks(ranks) else None
 
 
 def _status(status: Any) -> dict[str, tuple[int, int]]:

@@ -278,6 +278,7 @@ class NcclLog:
                 comm_rank=comm.rank,
                 nranks=comm.nranks,
                 learnt="init" if comm.seen_init else "unknown",
+                counted=False,  # a process numbers the calls of all its communicators
             )
         for comm in p.comms:
             if comm.calls:

@@ -112,6 +112,8 @@ class CommInfo:
     child: int | None = None
     #: The library's own counters before the first call seen here (SEQ_NAMES).
     seqs: tuple[int, ...] | None = None
+    #: Whether ``idx`` counts the calls on it: a number that nobody shows is a lost call.
+    counted: bool = True
 
     @property
     def from_start(self) -> bool:

@@ -156,8 +156,9 @@ class State:
 
     def _batch(self, b: m.Batch) -> None:
         self.calls += len(b)
-        self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         e = self.endpoints.get((b.source, b.comm))
+        if e is None or e.info.counted:
+            self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         if e is None:
             self.orphans += len(b)
             return
@@ -177,8 +178,9 @@ class State:
 
     def _p2p(self, b: m.P2PBatch) -> None:
         self.calls += len(b)
-        self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         e = self.endpoints.get((b.source, b.comm))
+        if e is None or e.info.counted:
+            self._of(b.source).losses.take(b.comm, b.idx, b.t_enter)
         if e is None:
             self.orphans += len(b)
             return

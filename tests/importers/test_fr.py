@@ -374,3 +374,15 @@ def test_versions_read(tmp_path: Path) -> None:
     assert dump.version == "2.9"
     assert len(dump) == 21
     assert dump.timeout_ms == 600_000
+
+
+def test_numbers_of_a_dump_are_of_all_its_groups(tmp_path: Path) -> None:
+    """One that a group does not show is another group's call, and no lost one."""
+    job = Job({"0": ("default_pg", [0, 1]), "1": ("tensor_parallel", [0, 1])})
+    for i in range(6):
+        job.all("01"[i % 2], float(i))
+    job.all("0", 7.0, 1, done=False)
+    result = Result(job.write(tmp_path))
+    assert result.blamed == {1}
+    for p in result.analysis.matcher.processes.values():
+        assert all(not holes.gaps for holes in p.losses.holes.values())
