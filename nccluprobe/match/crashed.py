@@ -8,7 +8,7 @@ communicator that others go on to use by an abort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from nccluprobe.match.absence import Context, waiting_until
@@ -21,6 +21,11 @@ from nccluprobe.match.names import capital, named
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.status import coverage_of, end_reason, ended_abruptly, last_sign, rank_status
 from nccluprobe.match.waits import Wait
+
+#: Findings of calls that do not end on the devices, when they name nobody.
+_STANDS = frozenset({"collective_all_ranks_stuck", "collective_missing_exit", "nccl_missing_exit"})
+#: Who crashes later than this after the others stood may have given up.
+_AT_ONCE = 10 * SECOND
 
 
 def broken_off_at(e: Endpoint) -> int | None:
@@ -78,6 +83,66 @@ def under_abort(stall: Stall, ctx: Context) -> Finding | None:
     api = "call" if comm.last_sig is None else ctx.table[comm.last_sig].api
     seq = comm.last_seq
     w = Wait(comm, f"{api} #{seq}", stall.since, stall.members, (), at=(comm.closed, 3), seq=seq)
+    return _finding(w, e, stay, at, ctx)
+
+
+def beside_stall(
+    findings: Iterable[Finding],
+    comms: Iterable[Communicator],
+    context: Callable[[Communicator], Context],
+) -> list[Finding]:
+    """A finding for who crashed at once, where devices stand and nobody else is to blame.
+
+    What does not end on them may lack it, though the devices' run cannot tell in what.
+    """
+    open_ = [f for f in findings if f.state == "open"]
+    jobs = {f.job for f in open_ if _stands(f)}
+    jobs -= {f.job for f in open_ if f.role == "root_cause" and not _stands(f)}
+    found: dict[str | None, list[tuple[int, int, Communicator, Endpoint, list[Endpoint]]]] = {}
+    for comm in comms if jobs else ():
+        ctx = context(comm)
+        if ctx.job not in jobs or comm.ambiguous:
+            continue
+        stands = [f for f in open_ if f.job == ctx.job and _stands(f)]
+        for e in comm.endpoints.values():
+            at = broken_off_at(e)
+            if at is None or e.end is not None:
+                continue
+            if any(at - f.since > _AT_ONCE for f in stands):
+                continue
+            limit = ctx.options.missing_after
+            waiting = {who for f in stands for who in f.waiters}
+            stay = [
+                x
+                for x in comm.endpoints.values()
+                if x.process.who in waiting
+                and x.end is None
+                and not x.process.ended
+                and waiting_until(x, ctx) - max(at, last_sign(x)) >= limit
+            ]
+            if stay:
+                found.setdefault(ctx.job, []).append((at, -len(stay), comm, e, stay))
+    made = []
+    for job, several in sorted(found.items(), key=lambda x: x[0] or ""):
+        at, _, comm, e, stay = min(several, key=lambda x: (*x[:2], x[2].key))
+        made.append(_beside(comm, e, stay, at, context(comm)))
+        for f in open_:
+            if f.job == job and _stands(f):
+                f.role, f.downstream_of = "downstream", made[-1].id
+    return made
+
+
+def _stands(f: Finding) -> bool:
+    """Whether it says that devices do not go on, and names nobody."""
+    return f.hang_type in _STANDS and not f.culprits and f.role != "downstream"
+
+
+def _beside(
+    comm: Communicator, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context
+) -> Finding:
+    api = "call" if comm.last_sig is None else ctx.table[comm.last_sig].api
+    label = f"{api} #{comm.last_seq}, or one before,"
+    w = Wait(comm, label, at, tuple(stay), (), at=(comm.closed, 4), seq=comm.last_seq)
     return _finding(w, e, stay, at, ctx)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
+from nccluprobe.match.crashed import beside_stall
 from nccluprobe.match.device import Device
 from nccluprobe.match.device_ops import Node, Part, Stream
 from nccluprobe.match.endpoint import Endpoint
@@ -67,7 +68,22 @@ def settle(
     context: Callable[[Communicator], Context],
     device: Device | None,
 ) -> list[Finding]:
-    """Take the blame from ranks that are only held up; the findings of hung calls."""
+    """Take the blame from ranks that are only held up; the findings of hung calls.
+
+    Of who crashed beside them, where nobody else is to blame.
+    """
+    comms = list(comms)
+    hung = _hung(waits, findings, comms, context, device)
+    return hung + beside_stall([*findings, *hung], comms, context)
+
+
+def _hung(
+    waits: Sequence[Wait],
+    findings: list[Finding],
+    comms: Iterable[Communicator],
+    context: Callable[[Communicator], Context],
+    device: Device | None,
+) -> list[Finding]:
     open_ = [f for f in findings if f.state == "open"]
     if not any(_is_blame(f) or _is_undecided(f) for f in open_):
         return []

@@ -225,3 +225,44 @@ def test_who_crashed_before_it_received_a_small_send_is_named(end: dict[str, Any
 )
 def test_a_small_send_that_is_not_received_is_no_fault_else(more: dict[str, Any]) -> None:
     assert sent_to_who_crashed(**more) == []
+
+
+def beside_devices_that_stand(
+    ended: float = 0.05, called: float = 0.0, **end: Any
+) -> tuple[set[tuple[str, int]], list[Finding]]:
+    """Rank 0 misses rank 1, that is silent as rank 2 is; rank 3 ends, in calls of its own."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    pair = [comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 1))]
+    t = steps(pair, 3, start=t + 3, stream=0)
+    pair[0].proc.call(pair[0], "ncclAllReduce", t, stream=0)
+    own = comms[3].proc.comm("00000000000000cc", 0, 1)
+    own.proc.call(own, "ncclAllReduce", t + called, stream=1)
+    cover(job.procs[:3], t + 400)
+    job.procs[3].cover(0.5, t + ended)
+    job.procs[3].end(t + ended, **end)
+    found = [f for f in analyze_job(job) if f.state == "open"]
+    roots = [f for f in found if f.role == "root_cause"]
+    return {(f.hang_type, d["rank"]) for f in roots for d in f.named}, found
+
+
+@pytest.mark.parametrize("end", [CRASH, {"code": 1}])
+def test_who_crashed_beside_devices_that_stand_is_named(end: dict[str, Any]) -> None:
+    named, found = beside_devices_that_stand(**end)
+    assert named == {("comm_ended_under_waiters", 3)}
+    (cause,) = [f for f in found if f.role == "root_cause"]
+    (stands,) = [f for f in found if f.hang_type == "collective_all_ranks_stuck"]
+    assert (stands.role, stands.downstream_of) == ("downstream", cause.id)
+    assert (cause.severity, cause.details["confidence"]) == ("error", "inferred")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"code": 0}, {"ended": 20.0, "called": 19.0, **CRASH}],
+    ids=["in order", "long after the others stood"],
+)
+def test_who_ended_otherwise_is_not_named_beside_them(more: dict[str, Any]) -> None:
+    named, found = beside_devices_that_stand(**more)
+    assert not named
+    assert [f.hang_type for f in found if f.role == "root_cause"] == ["collective_all_ranks_stuck"]
