@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from nccluprobe.match.components import components, lasting_part, proven_part
 from nccluprobe.match.endpoint import Endpoint
@@ -279,6 +280,8 @@ class Graph:
         odd = odd_call(waits)
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
             return {Cause("rank", a) for a in few}  # what all others made, it left out
+        if alone := _left_out(waits, everyone):
+            return {Cause("rank", a) for a in alone}
         left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
@@ -336,13 +339,38 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     # What only the streams tell is between these, unless there is nothing else.
     pair = [w for w in waits if not w.device] or list(waits)
     if len(pair) != 2:
+        # Of several collectives any two may be the ones that came in another order.
+        pair = [w for w in pair if w.seq is not None and not w.device]
+    found = {
+        frozenset(few if _is_smaller(few, many) else ())
+        for few, many in (_sides(*two) for two in combinations(pair, 2))
+        if few and not few & many
+    }
+    return tuple(sorted(found.pop(), key=repr)) if len(found) == 1 else ()
+
+
+def _sides(a: Wait, b: Wait) -> list[set[Actor]]:
+    """Of those that have to come to both of two waits, who sits in each; the smaller side first."""
+    both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in (a, b)))
+    sat = (
+        {e.actor for e in w.entered if not w.device or e.actor in (w.heads or ())} for w in (a, b)
+    )
+    return sorted((s & both for s in sat), key=len)
+
+
+def _left_out(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ...]:
+    """Who left out the one collective of a cycle, as no one send or receive explains it.
+
+    Of those that have made it two or more are lacked in sends and receives: one of these
+    alone would have kept nobody else from going on.
+    """
+    calls = [w for w in waits if w.seq is not None and not w.device]
+    if len(calls) != 1:
         return ()
-    both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in pair))
-    sat = ({e.actor for e in w.entered if not w.device or e.actor in (w.heads or ())} for w in pair)
-    few, many = sorted((s & both for s in sat), key=len)
-    if not few or not _is_smaller(few, many) or few & many:
-        return ()
-    return tuple(sorted(few, key=repr))
+    few, many = ({e.actor for e in x} for x in (calls[0].absent, seen_in(calls[0])))
+    lacked = {e.actor for w in waits if w.p2p for e in w.absent}
+    alone = _is_smaller(few, many) and few <= actors and len(many & lacked) > 1
+    return tuple(sorted(few, key=repr)) if alone else ()
 
 
 def _is_smaller(few: Collection[Actor], many: Collection[Actor]) -> bool:

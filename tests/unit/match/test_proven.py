@@ -147,3 +147,41 @@ def test_of_two_sides_the_much_smaller_one_is_named(few: int, named: set[int]) -
         c.proc.enter(c, "ncclAllReduce", 3.0)
     cover(job.procs, 400)
     assert blamed(analyze_job(job)) == named
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_of_two_that_stand_against_one_in_several_calls_the_one_is_named(calls: int) -> None:
+    """Rank 0 left out a call of ranks 0 to 2, and went on to others, for which these lack."""
+    job = Job()
+    xs = job.world(4)
+    ys = [c.proc.comm("b" * 16, r, 3) for r, c in enumerate(xs[:3])]
+    zs = [[c.proc.comm(h * 16, r, 4) for r, c in enumerate(xs)] for h in "cde"[:calls]]
+    for comms in (xs, ys, *zs):
+        steps(comms, 3)
+    for c in ys[1:]:
+        c.proc.call(c, "ncclAllReduce", 2.0)
+    for i, comms in enumerate(zs):
+        for c in (comms[0], comms[3]):
+            c.proc.call(c, "ncclAllReduce", 2.0 + 0.1 * i)
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == {0}
+
+
+@pytest.mark.parametrize(("peers", "named"), [((1, 2), {0}), ((1,), set())])
+def test_who_stands_in_sends_to_several_of_those_who_made_a_call_left_it_out(
+    peers: tuple[int, ...], named: set[int]
+) -> None:
+    """Ranks 1 and 2 are inside their first call with rank 0, which is in a group, as rank 3 is."""
+    job = Job()
+    xs = job.world(4)
+    ys = [c.proc.comm("b" * 16, r, 3) for r, c in enumerate(xs[:3])]
+    for c in ys[1:]:
+        c.proc.enter(c, "ncclAllReduce", 2.0)
+    for r in (0, 3):
+        ops: list[tuple[Comm, str, dict[str, Any]]] = [
+            (xs[r], RECV, {"peer": p, "count": BIG}) for p in peers
+        ]
+        ops.append((xs[r], RECV if r else SEND, {"peer": 3 - r, "count": BIG}))
+        xs[r].proc.group(ops, 2.0, state="inside")
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == named
