@@ -39,6 +39,8 @@ from model.replay import Counting
 Code = list[tuple[float, Instruction]]
 #: After all that has begun.
 LAST = float("inf")
+#: A wait for a stream that was shorter is left out, in seconds.
+SHORT_S = 1e-3
 
 
 @dataclass
@@ -134,16 +136,21 @@ def look(program: Program, seed: int) -> Base:
 
 
 def stem_of(base: Base) -> Stem:
-    """What was done.  Left out is what no trace shows once it is over: waiting for streams."""
+    """What was done.  What no trace shows once it is over is not kept: that it was for a stream
+    that a host waited, and that a stream waited for another."""
     code: list[list[Code]] = []
     for r, threads in enumerate(base.program.code):
         code.append([])
         for t, instructions in enumerate(threads):
             began = base.run.began.get((r, t), [])
-            done = list(zip(began, instructions, strict=False))
-            last = [] if (r, t) in base.over else done[-1:]
-            done = done[: len(done) - len(last)]
-            code[r].append([x for x in done if not isinstance(x[1], (Sync, StreamWait))] + last)
+            kept: Code = []
+            for i, (at, what) in enumerate(zip(began, instructions, strict=False)):
+                last = i + 1 == len(began)
+                if (last and (r, t) not in base.over) or not isinstance(what, (Sync, StreamWait)):
+                    kept.append((at, what))
+                elif not last and began[i + 1] - at > SHORT_S:
+                    kept.append((at, Host(began[i + 1] - at, *base.program.sync_state)))
+            code[r].append(kept)
     return Stem(code)
 
 
