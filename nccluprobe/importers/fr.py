@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nccluprobe.importers.fr_begun import hold_back
-from nccluprobe.importers.fr_calls import Calls, Collectives
+from nccluprobe.importers.fr_calls import Calls, Collectives, Transfers
 from nccluprobe.importers.fr_former import forget_former
 from nccluprobe.importers.fr_groups import (
     Group,
@@ -214,6 +214,8 @@ class FlightRecorder:
                 if part.transfers is None:
                     continue
                 for send, peer, _, done in by_peer(part.transfers):
+                    if _from_first(group, part, peer):
+                        continue
                     pair = (key, part.rank, peer) if send else (key, peer, part.rank)
                     found[pair] = max(found.get(pair, 0), done)
         return found
@@ -250,7 +252,8 @@ class FlightRecorder:
                 yield _batch(source, comm, part.collectives)
             p2p: list[tuple[bool, int, int]] = []
             if part.transfers is not None:
-                yield _p2p_batch(source, comm, group.key, part, frontier, p2p)
+                yield _p2p_batch(source, comm, group, part, frontier, p2p)
+                yield _batch_ends(source, part.transfers)
             c = part.collectives
             yield m.Completed(source, comm, 0 if c is None else c.pending - c.base, tuple(p2p))
         if (dump is not None and rank not in self._later) or rank in self.suspects:
@@ -294,7 +297,6 @@ class FlightRecorder:
             learnt="flight_recorder",
             name=self.job.desc.get(group.key) or None,
             base=base,
-            counted=False,  # a dump has one number for all its entries
         )
 
 
@@ -323,19 +325,20 @@ def _batch(source: int, comm: int, c: Collectives) -> m.Batch:
 def _p2p_batch(
     source: int,
     comm: int,
-    key: GroupKey,
+    group: Group,
     part: Part,
     frontier: dict[tuple[GroupKey, int, int], int],
     completed: list[tuple[bool, int, int]],
 ) -> m.P2PBatch:
-    """Transfers, numbered so that the first that is not complete is the same on both sides."""
+    """Transfers, numbered as they were made, or else from the first that is not complete."""
     t = part.transfers
     assert t is not None
     n = len(t.sig)
     order = np.zeros(n, np.int64)
     for send, peer, rows, done in by_peer(t):
-        pair = (key, part.rank, peer) if send else (key, peer, part.rank)
-        common = frontier[pair]
+        pair = (group.key, part.rank, peer) if send else (group.key, peer, part.rank)
+        # Where rings begin later, it is the same one on both sides.
+        common = frontier.get(pair, done)
         order[rows] = np.arange(len(rows)) + (common - done)
         completed.append((send, peer, common))
     return m.P2PBatch(
@@ -349,6 +352,25 @@ def _p2p_batch(
         t_enter=t.t,
         t_exit=t.t,
         rc=np.zeros(n, np.int32),
-        group=np.zeros(n, np.int64),
+        group=t.batch,
         thread=np.zeros(n, np.int64),
+    )
+
+
+def _from_first(group: Group, part: Part, peer: int) -> bool:
+    """Whether both dumps show all that the two have sent and received in the group."""
+    sides = [p.transfers for p in group.parts.values() if p.rank in (part.rank, peer)]
+    return all(t is not None and t.from_first for t in sides) and len(sides) == 2
+
+
+def _batch_ends(source: int, t: Transfers) -> m.GroupEnds:
+    """The ends of what was put together."""
+    batch, first = np.unique(t.batch, return_index=True)
+    first, batch = first[batch > 0], batch[batch > 0]
+    return m.GroupEnds(
+        source=source,
+        group=batch,
+        t_enter=t.t[first],
+        t_exit=t.t[first],
+        rc=np.zeros(len(batch), np.int32),
     )

@@ -270,9 +270,9 @@ class Calls:
         done = self.state[rows] == COMPLETED
         if status is not None and status[0] == int(d.p2p_seq[rows].max()):
             # By itself each pair has its own stream: a later one may be complete before.
-            # The number may be that of a collective, which came before the batch that has it.
-            told_done = self._batched[rows] & (d.p2p_seq[rows] <= status[1])
-            done |= told_done & ~self._follows(group, status[1], rows)
+            # The number may be that of a collective which was made before the batch.
+            mine = self._batched[rows] & (d.seq[rows] < status[1])
+            done |= mine & (d.p2p_seq[rows] <= status[1])
         return Transfers(
             send=np.array([told[i].send for i in good], np.bool_),
             peer=np.array(peers, np.int32),
@@ -282,16 +282,8 @@ class Calls:
             done=done,
             begun=self.state[rows] >= STARTED,
             batch=self._batch[rows],
-            from_first=d.whole and int(d.p2p_seq[rows].min()) <= 1,
+            from_first=_from_first(d.p2p_seq[rows]),
         )
-
-    def _follows(self, group: int, number: int, rows: Int64) -> _Bools:
-        """Which rows come after the collective of a group that has a number, if it is there."""
-        all_ = self._rows[group]
-        that = all_[~self.dump.is_p2p[all_] & self.kept[all_] & (self.dump.seq[all_] == number)]
-        if not len(that):
-            return np.zeros(len(rows), np.bool_)
-        return self.dump.record[rows] > int(self.dump.record[that].max())
 
     def entered(self, group: int) -> int:
         """Number of the newest collective that any entry of a group speaks of."""
@@ -332,6 +324,12 @@ def _spread(values: _Bools, at: Int64, n: int) -> _Bools:
     found = np.zeros(n, np.bool_)
     found[at] = values
     return found
+
+
+def _from_first(numbers: Int64) -> bool:
+    """Whether these are all that there were: 1, 2 and so on, each once or more."""
+    found = np.unique(numbers)
+    return int(found[0]) <= 1 and int(found[-1]) - int(found[0]) == len(found) - 1
 
 
 def _alike(rows: list[int], numbers: Int64) -> list[int]:

@@ -198,6 +198,8 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
     waited = ctx.now - newest
     if w.seq is None or len(oldest) < len(members) or waited < ctx.options.missing_after:
         return None
+    if len(members) < len(comm.members()):
+        return None  # some of them stand in something else
     signature = ctx.table[oldest[0][2]]
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
     details: dict[str, Any] = {

@@ -93,6 +93,7 @@ def temper(findings: Iterable[Finding]) -> None:
         _gone_past_by_several(causes)
         _at_odds_with_several(causes)
         _guesses(causes)
+        _behind_difference(causes)
         _circles_beside_difference(causes)
         _alive_beside_gone(causes)
         _alive_beside_difference(causes)
@@ -154,6 +155,19 @@ def _is_left_out(f: Finding) -> bool:
 def _may_wait(f: Finding) -> bool:
     """Whether whom it blames may only wait for the device."""
     return (_is_plain(f) or _is_held(f)) and not _is_guess(f) and not _sure(f)
+
+
+def _behind_difference(causes: list[Finding]) -> None:
+    """A call that does not complete, and whose members passed different things, or did before."""
+    seen = [f for f in causes if f.hang_type in ("collective_mismatch", "skipped_or_extra_call")]
+    for f in causes:
+        if f.comm_seq is None or f.details.get("reason") not in ("all_inside", "not_complete_here"):
+            continue
+        for g in seen:
+            # The one may have completed it, as it moved less (measured: 2.28), the next not.
+            if g.comm_uid_hash == f.comm_uid_hash and 0 <= f.comm_seq - (g.comm_seq or 0) <= 1:
+                f.role, f.downstream_of, f.culprits = "downstream", g.id, g.culprits
+                break
 
 
 def _circles_beside_difference(causes: list[Finding]) -> None:

@@ -15,8 +15,10 @@ from nccluprobe.match.pipeline import Analysis
 class Result:
     """Findings of some paths, and what was imported."""
 
-    def __init__(self, *paths: Path, kind: str | None = None) -> None:
-        self.analysis = Analysis(Options())
+    def __init__(
+        self, *paths: Path, kind: str | None = None, options: Options | None = None
+    ) -> None:
+        self.analysis = Analysis(options or Options())
         found = find(paths, kind)
         self.imported: Imported = import_files(found, self.analysis)
         self.analysis.scan(None)

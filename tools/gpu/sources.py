@@ -1,9 +1,11 @@
 """On a machine with two GPUs and PyTorch: one fault, told by every source there is.
 
-sources.py OUT [FAULT...]: two-rank jobs in which one thing goes wrong, a few at a time, each under
-`attach`, with PyTorch's flight recorder, two looks by NCCL RAS (text and JSON) and NCCL's log.
-Each source is analysed by itself; a table says whom it blames. What the sources wrote
-is kept under OUT/FAULT. Needs what `attach` needs; NCCLUPROBE: the command.
+sources.py OUT [FAULT[.KIND]...]: two-rank jobs in which one thing goes wrong, a few at a time,
+each under `attach`, with PyTorch's flight recorder, two looks by NCCL RAS (text and JSON) and
+NCCL's log. Each source is analysed by itself; a table says whom it blames. What the sources
+wrote is kept in OUT/sources.tar.xz, which tests/importers/test_two_h200.py replays.
+Kinds: plain and coalesced (see sources_worker.py), timed (TORCH_NCCL_ENABLE_TIMING), active
+(dumps of what is active only). Needs what `attach` needs; NCCLUPROBE: the command.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +43,16 @@ TRUTH = {
     "no_send": {"", "1"},
     "no_receive": {"", "1"},
 }
-AT_ONCE = 3
+#: After the faults by themselves.
+KINDS = {
+    "timed": ("stall", "gpu", "size", "no_send"),
+    "active": ("stall", "kill", "gpu", "size", "api", "skip", "no_send"),
+    "plain": ("healthy", "stall", "gpu", "no_send", "no_receive"),
+    "coalesced": ("healthy", "stall", "gpu", "size", "skip"),
+}
+#: Lines of NCCL's log.
+_READ = re.compile(rb"opCount|Init |commId|Destroy|Abort")
+AT_ONCE = 5
 PATIENCE_S = 15
 #: Looks by RAS, seconds after the first step.
 LOOKS_S = (6, 14)
@@ -73,14 +87,20 @@ class Job:
             "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
             "TORCH_FR_DUMP_TEMP_FILE": f"{self.out}/fr/rank_",
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{self.out}/fr/rank_",
+            "TORCH_INCLUDE_STACK_TRACE": "0",
         }
+        fault, _, kind = self.fault.partition(".")
+        if kind == "timed":
+            env["TORCH_NCCL_ENABLE_TIMING"] = "1"
+        if kind == "active":
+            env["TORCH_INCLUDE_ONLY_ACTIVE"] = "1"
         worker = Path(__file__).with_name("sources_worker.py")
         processes = []
         for rank in range(2):
             with (self.out / f"rank{rank}.txt").open("w") as log:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, str(worker), self.fault],
+                        [sys.executable, str(worker), fault, kind],
                         env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -178,9 +198,29 @@ def sources(job: Job, traces: Path) -> dict[str, list[str]]:
     return found
 
 
+def keep(out: Path, faults: Sequence[str]) -> None:
+    """What the sources wrote, with its times, as one file."""
+    with tarfile.open(out / "sources.tar.xz", "w:xz") as kept:
+        for fault in faults:
+            for path in sorted(
+                p for s in ("fr", "ras", "log") for p in (out / fault / s).iterdir()
+            ):
+                if not path.stat().st_size:
+                    continue
+                if path.parent.name == "log":  # what is not read would be most of it
+                    lines = [x for x in path.read_bytes().splitlines(True) if _READ.search(x)]
+                    written = path.stat().st_mtime_ns
+                    path.write_bytes(b"".join(lines))
+                    os.utime(path, ns=(written, written))
+                kept.add(path, str(path.relative_to(out)))
+
+
 def main() -> int:
     out = Path(sys.argv[1]).resolve()
-    faults = sys.argv[2:] or list(TRUTH)
+    faults = sys.argv[2:] or [
+        *TRUTH,
+        *(f"{f}.{kind}" for kind, some in KINDS.items() for f in some),
+    ]
     out.mkdir(parents=True, exist_ok=True)
     jobs = [Job(f, out / f, 29600 + 10 * i) for i, f in enumerate(faults)]
     attach = Attach(out / "traces", out / "attach.log", "--pid-glob", "python")
@@ -190,14 +230,20 @@ def main() -> int:
         time.sleep(2)
     finally:
         attach.stop()
-    rows, wrong = [], 0
-    for job in jobs:
-        for name, arguments in sources(job, out / "traces").items():
-            said = blame(job.out, name.replace(" ", "_"), *arguments)
-            named = said.split()[0].replace("nobody", "")
-            wrong += named not in TRUTH[job.fault] | {""}
-            rows.append((job.fault, name, said))
+    asked = [
+        (job, name, arguments)
+        for job in jobs
+        for name, arguments in sources(job, out / "traces").items()
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = pool.map(lambda x: blame(x[0].out, x[1].replace(" ", "_"), *x[2]), asked)
+        rows = [(job.fault, name, a) for (job, name, _), a in zip(asked, answers, strict=True)]
+    wrong = sum(
+        said.split()[0].replace("nobody", "") not in TRUTH[fault.partition(".")[0]] | {""}
+        for fault, _, said in rows
+    )
     table(("fault", "source", "blamed"), rows)
+    keep(out, faults)
     print(f"\n{wrong} of {len(rows)} name somebody who did nothing wrong")
     return 1 if wrong else 0
 

@@ -1,8 +1,9 @@
 """One rank of a two-rank PyTorch job in which one thing goes wrong.
 
-sources_worker.py FAULT. Each step: an all_reduce on the default group, a broadcast on a
-second one, and an exchange by batch_isend_irecv. Rank 1 does the wrong thing at one step.
-What the fault is called says what it does; ``truth`` in sources.py says who is to blame.
+sources_worker.py FAULT [KIND]. Each step: an all_reduce on the default group, a broadcast on a
+second one, and an exchange by batch_isend_irecv; kind "plain": by isend and irecv, "coalesced":
+beside two all_gathers put together. Rank 1 does the wrong thing at one step. What the fault
+is called says what it does; TRUTH in sources.py says who is to blame.
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ AT = 25
 LARGE = 4 << 20
 
 
-def exchange(rank: int, large: bool, send: bool = True, receive: bool = True) -> None:
-    """Both ranks send and receive in one batch."""
+def exchange(rank: int, large: bool, plain: bool, send: bool = True, receive: bool = True) -> None:
+    """Both ranks send and receive, in one batch or one by one."""
     data = torch.ones(LARGE if large else 1024, device="cuda")
     other = torch.empty_like(data)
     operations = []
+    if plain:
+        if rank == 0 and send:
+            dist.isend(data, 1).wait()
+        if receive:
+            dist.irecv(other, 1 - rank).wait()
+        if rank == 1 and send:
+            dist.isend(data, 0).wait()
+        return
     if send:
         operations.append(dist.P2POp(dist.isend, data, 1 - rank))
     if receive:
@@ -35,8 +44,19 @@ def exchange(rank: int, large: bool, send: bool = True, receive: bool = True) ->
         work.wait()
 
 
+def gather(wrong: str) -> None:
+    """Two all_gathers put together."""
+    size = 2048 if wrong == "size" else 1024
+    outs = [torch.empty(2 * size, device="cuda") for _ in range(2)]
+    with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as works:
+        for out in outs:
+            dist.all_gather_into_tensor(out, torch.ones(size, device="cuda"))
+    works.wait()
+
+
 def main() -> None:
     fault = sys.argv[1]
+    kind = sys.argv[2] if len(sys.argv) > 2 else ""
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     patience = datetime.timedelta(seconds=float(os.environ.get("PATIENCE_S", "15")))
@@ -75,7 +95,9 @@ def main() -> None:
         if wrong != "order":
             dist.broadcast(data, 0, group=second)
         # From here on large: a small send would be buffered.
-        exchange(rank, step >= AT, wrong != "no_send", wrong != "no_receive")
+        exchange(rank, step >= AT, kind == "plain", wrong != "no_send", wrong != "no_receive")
+        if kind == "coalesced":
+            gather(wrong)
         if step % 8 == 0:
             torch.cuda.synchronize()
         if step == 0:
