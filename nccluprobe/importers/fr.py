@@ -297,6 +297,7 @@ class FlightRecorder:
             learnt="flight_recorder",
             name=self.job.desc.get(group.key) or None,
             base=base,
+            counted=False,  # a dump has one number for all its entries
         )
 
 
