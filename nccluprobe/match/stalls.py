@@ -25,7 +25,7 @@ from nccluprobe.match.p2p_pair import At, Pairs
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.process import Actor
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import last_sign
+from nccluprobe.match.status import last_sign, stood_till_end
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
@@ -244,7 +244,7 @@ def _deadlock(
     if len({p.comm.key for p in parts}) > 1 and any(map(_is_filled, parts)):
         return None  # a lost record's place is known among those of its own communicator only
     ends = [s.endpoint for s in members]
-    if any(e.process.ended or e.end is not None or host_of(e) is Host.AWAY for e in ends):
+    if any(_left(e) or host_of(e) is Host.AWAY for e in ends):
         return None
     first = next(s for s in members if any(p.message for p in s.parts))
     comm = first.parts[0].comm
@@ -257,6 +257,11 @@ def _deadlock(
         a, b = (sides.get((e.info.source, e.info.id)) for e in ends)
         odd = odd_one(a, b, pairs.wires.size)
     return make.deadlock(comm, ctx, members, odd.endpoint if odd else None, quiet)
+
+
+def _left(e: Endpoint) -> bool:
+    """Whether it went by itself: of a job that is killed as it hangs, what was so stands."""
+    return e.end is not None or (e.process.ended and not stood_till_end(e.process))
 
 
 def _is_filled(part: Part) -> bool:

@@ -29,6 +29,8 @@ SIGINT, SIGTERM = 2, 15
 ENDING = frozenset({"ncclCommDestroy", "ncclCommFinalize"})
 #: Shells and launchers report these signals as exit codes.
 _POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
+#: Who is killed so long after its last call stood there before, ns.
+_STOOD = 10 * SECOND
 
 
 def unseen(e: Endpoint) -> int:
@@ -96,6 +98,17 @@ def ended_abruptly(p: Process) -> bool:
     if end.how == "signaled" or end.signal:
         return end.signal not in (SIGINT, SIGTERM, None)
     return end.code is not None and end.code not in _POLITE_CODES
+
+
+def stood_till_end(p: Process) -> bool:
+    """Whether it was killed long after its last call, as a job that hangs is.
+
+    Then what it had queued stood for as long, and its end is not why.
+    """
+    end = p.end
+    if end is None or not (end.how == "signaled" or ended_abruptly(p)):
+        return False
+    return end.t - p.last_activity >= _STOOD
 
 
 def rank_status(

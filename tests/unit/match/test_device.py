@@ -9,6 +9,7 @@ from support.tracegen import Comm, Job
 from nccluprobe.match.cycles import cycle_finding
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cycle
+from nccluprobe.match.options import SECOND, Options
 
 AR, SEND, RECV = "ncclAllReduce", "ncclSend", "ncclRecv"
 BIG, FEW = 1 << 24, 64
@@ -232,6 +233,27 @@ def test_what_two_crossed_streams_hold_is_found_among_sends_and_calls() -> None:
     post(cs[1], RECV, 0, 7)
     cover(job.procs, 400)
     assert kinds(analyze_job(job)) == {"p2p_order_inversion"}
+
+
+@pytest.mark.parametrize(("stood", "told"), [(300.0, True), (3.0, False)])
+@pytest.mark.parametrize("number", [15, 9])
+def test_crossed_streams_of_a_job_that_was_killed_as_it_hung(
+    stood: float, told: bool, number: int
+) -> None:
+    """What stood for long before the end was not brought about by it."""
+    job, (cs,) = world(4)
+    post(cs[0], SEND, 1, 5)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=0)
+    post(cs[1], RECV, 0, 7)
+    cover(job.procs, 7 + stood)
+    for i, c in enumerate(cs):
+        c.proc.end(7 + stood + i / 10, "signaled", signal=number)
+    run = Run(job, Options(missing_after=2 * SECOND))
+    run.all()
+    run.scan()
+    found = run.analysis.matcher.book.all()
+    assert ("p2p_order_inversion" in kinds(found)) == told
 
 
 def behind_a_receive(stream: int) -> list[Finding]:

@@ -78,3 +78,35 @@ def test_a_call_after_which_nothing_is_seen_may_lack_its_other_rank(tmp_path: Pa
             job.all(group, i * 0.1)
     job.all("1", 2.0, 1, done=False)
     assert Result(job.write(tmp_path)).blamed == {1}
+
+
+@pytest.mark.parametrize(("before", "role"), [(0, "downstream"), (1, "downstream"), (2, None)])
+def test_what_does_not_complete_where_its_members_differed_is_no_cause(
+    tmp_path: Path, before: int, role: str | None
+) -> None:
+    """The call that differs may be complete, as some moved less, and the next one is not."""
+    job = two_groups()
+    for i in range(before + 1):
+        for rank in range(4):
+            sizes = [[64 if i == 0 and rank < 2 else 32]]
+            more = {"input_sizes": sizes, "output_sizes": sizes}
+            job.ranks[rank].call("0", 2.0 + i, done=i < before, **more)
+    found = [f for f in Result(job.write(tmp_path)).findings if f.state == "open"]
+    stuck = [f for f in found if f.hang_type == "collective_all_ranks_stuck"]
+    differs = [f for f in found if f.hang_type == "collective_mismatch"]
+    assert len(stuck) == len(differs) == 1
+    assert stuck[0].role == (role or "root_cause")
+    assert (stuck[0].downstream_of == differs[0].id) == (role is not None)
+
+
+def test_a_call_in_which_only_some_stand_is_not_said_of_all(tmp_path: Path) -> None:
+    """Rank 0 made it first on its stream, rank 1 behind another one: a circle."""
+    job = Dumps({"0": ("all", [0, 1]), "1": ("both", [0, 1])})
+    for i in range(5):
+        job.all("0", i * 0.1)
+        job.all("1", i * 0.1 + 0.05)
+    job.ranks[0].call("0", 2.0, done=False)
+    job.ranks[0].call("1", 2.1, done=False)
+    job.ranks[1].call("1", 2.0, done=False)
+    job.ranks[1].call("0", 2.1, done=False)
+    assert "collective_all_ranks_stuck" not in Result(job.write(tmp_path)).types
