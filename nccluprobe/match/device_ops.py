@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
-
-import numpy as np
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
@@ -253,14 +252,14 @@ def parts_of_calls(
     if since == NEVER:
         return
     tail = e.tail.rows()
-    tail = tail[(tail[:, ORD] < e.next_ord) & (tail[:, ORD] >= since)]
-    if not len(tail):
+    rows = tail[(tail[:, ORD] < e.next_ord) & (tail[:, ORD] >= since)][::-1].tolist()
+    if not rows:
         return
-    order = np.argsort(tail[:, ORD], kind="stable")[::-1]
+    rows.sort(key=itemgetter(ORD), reverse=True)  # of what came twice the later first
     done, shift, last = e.done or 0, e.entered - e.next_ord, -1
     held = e.inside() is not None
     zeros, gaps = table.any_zero and comm.discards_zero, e.tail.gaps
-    for row in tail[order][:most].tolist():
+    for row in rows[:most]:
         if row[ORD] == last:
             continue  # seen before, while it was inside
         if gaps:

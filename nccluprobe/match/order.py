@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _MOST = 4096
 
 
 _Members = dict[Actor, Endpoint]
+_Streams = Callable[[Endpoint], frozenset[int]]
 
 
 class _Orders(NamedTuple):
@@ -73,16 +75,18 @@ def _slots(e: Endpoint, ords: m.Int64) -> m.Int64:
     return ords + (e.entered - e.next_ord)
 
 
-def _orders(x: Endpoint, y: Endpoint) -> _Orders | None:
+def _streams_of(e: Endpoint) -> frozenset[int]:
+    return frozenset(e.tail.stream.tolist())
+
+
+def _orders(x: Endpoint, y: Endpoint, streams_of: _Streams) -> _Orders | None:
     """None: the two share no stream, or their place is not sure."""
     a, b = x.tail, y.tail
-    if not len(a.ord) or not len(b.ord) or x.base != "exact" or y.base != "exact":
+    streams = {s for s in streams_of(x) & streams_of(y) if s >= 0}
+    if len(streams) != 1 or x.base != "exact" or y.base != "exact":
         return None
-    streams = np.intersect1d(a.stream, b.stream)
-    streams = streams[streams >= 0]
-    if len(streams) != 1:
-        return None
-    at, bt = a.stream == streams[0], b.stream == streams[0]
+    (stream,) = streams
+    at, bt = a.stream == stream, b.stream == stream
     slots, t = _slots(x, a.ord)[at], a.t[at]
     others, u = _slots(y, b.ord)[bt], b.t[bt]
     order = np.argsort(u, kind="stable")
@@ -128,13 +132,15 @@ def _aligned(a: _Orders, b: _Orders, slot: int) -> bool:
     return any(s == theirs.get(n) for n, s in mine.items() if n >= other)
 
 
-def _compare(x: Communicator, of_x: _Members, y: Communicator, of_y: _Members) -> Inversion | None:
+def _compare(
+    x: Communicator, of_x: _Members, y: Communicator, of_y: _Members, streams_of: _Streams
+) -> Inversion | None:
     """The first slot at which the members of both differ in order, if any."""
     # A pair of communicators costs what the smaller one has: there are many pairs with
     # the one of all ranks.
     few, many = (of_x, of_y) if len(of_x) <= len(of_y) else (of_y, of_x)
     both = sorted((a for a in few if a in many), key=lambda a: of_x[a].comm_rank or 0)
-    shared = [o for a in both if (o := _orders(of_x[a], of_y[a])) is not None]
+    shared = [o for a in both if (o := _orders(of_x[a], of_y[a], streams_of)) is not None]
     if len(shared) < 2:
         return None
     known = Counter(slot for o in shared for slot in o.before)
@@ -203,11 +209,13 @@ class Orders:
             for b in theirs[i + 1 :]
         }
         found: list[Finding] = []
+        streams_of = cache(_streams_of)  # an endpoint is compared with many
         for key, (a, b) in sorted(pairs.items())[:_MOST]:
             times = (silent[a.key], silent[b.key])
             known = self._seen.get(key)
             if known is None or known[0] != times:
-                known = self._seen[key] = (times, _compare(a, members[a.key], b, members[b.key]))
+                inversion = _compare(a, members[a.key], b, members[b.key], streams_of)
+                known = self._seen[key] = (times, inversion)
             if known[1] is not None:
                 found.append(_finding(known[1], context(a)))
         self._seen = {k: v for k, v in self._seen.items() if k in pairs}

@@ -276,6 +276,8 @@ class Process:
 
     def all_inside(self) -> list[Inside]:
         """The calls that it is inside of, or was when it ended."""
+        if not self.inside and not self.cut:
+            return []
         return [*self.inside.values(), *(self.cut.values() if self.ended else ())]
 
     def inside_of(self, lane: int) -> Inside | None:
