@@ -36,6 +36,12 @@ def broken_off_at(e: Endpoint) -> int | None:
     return None if end is None or e.end is not None or not ended_abruptly(e.process) else end.t
 
 
+def _ended_at(e: Endpoint) -> int | None:
+    """When its process ended in a communicator that it had not ended."""
+    end = e.process.end if e.process.ended else None
+    return None if end is None or e.end is not None else end.t
+
+
 def under_crash(
     waits: Sequence[Wait],
     context: Callable[[Communicator], Context],
@@ -44,14 +50,18 @@ def under_crash(
     """A finding for the first one that crashed in a call that others are still in, if any.
 
     For waits that only the devices' run knows of, where nothing else is a cause.  Who
-    aborted is told only when it is one of those that others wait for at last, ``missed``:
-    some end a communicator so when it has done its work.
+    aborted, or ended in order, is told only when it is one of those that others wait for at
+    last, ``missed``: some end a communicator so when it has done its work.
     """
     found: list[tuple[int, Wait, Endpoint, list[Endpoint]]] = []
     for w in waits:
         for e in w.held if w.device and w.cause is None else ():
             at = broken_off_at(e)
-            if at is None or (e.end is not None and e.actor not in missed):
+            if e.actor in missed:
+                at = _ended_at(e) if at is None else at
+            elif e.end is not None:
+                continue
+            if at is None:
                 continue
             ctx = context(w.comm)
             stay = [
@@ -152,6 +162,8 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     waited = max(waiting_until(x, ctx) for x in stay) - at
     lossy = lost_any(comm.endpoints.values())
     aborted = e.end is not None
+    how = "crashed or was killed" if ended_abruptly(e.process) else "ended"
+    how = "aborted it" if aborted else how
     reason = "rank_ended_communicator" if aborted else end_reason(e.process)
     status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, reason)
     ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
@@ -171,7 +183,7 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
         "unobserved_comm_ranks": len(comm.unobserved()),
         "summary": (
             f"{capital(named([e], f'communicator {comm.label}'))} "
-            f"{'aborted it' if aborted else 'crashed or was killed'} when "
+            f"{how} when "
             f"{w.label} may not have ended; "
             + ("another member has" if len(ranks) == 1 else f"{len(ranks)} other members have")
             + f" not called NCCL for {seconds(waited):.1f} s since."

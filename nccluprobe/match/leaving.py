@@ -62,7 +62,7 @@ def settle(
             continue
         if f.left:
             _left(w, f, contexts[w.comm.key])
-        elif f.role == "root_cause" and _is_extra(w, f):
+        elif f.role == "root_cause" and _is_extra(w, f, waits):
             _extra(w, f)
         elif f.role == "root_cause" and _is_tie(w, f):
             f.details["confidence"] = "inferred"
@@ -135,11 +135,23 @@ def _judged(w: Wait, f: Finding) -> bool:
     return w.seq is not None and w.comm.complete_view and any(_orderly(e) for e in w.absent)
 
 
-def _is_extra(w: Wait, f: Finding) -> bool:
-    """Whether the greater part had an orderly end after the same call, or waits for somebody."""
+def _is_extra(w: Wait, f: Finding, waits: list[Wait]) -> bool:
+    """Whether the greater part had an orderly end after the same call, or waits for somebody.
+
+    Not if it is one of those that ended whom the others wait for: they would have come, too.
+    """
     if not _judged(w, f) or 2 * len(lacking := _lacking(w, f)) <= w.comm.key.nranks:
         return False
     reasons = {s["comm_rank"]: s["reason"] for s in f.details["missing_rank_status"]}
+    ended = {e.process.who for e in lacking if _orderly(e)}
+    alive = {e.process.who for e in lacking} - ended
+    if any(
+        x.process.who in ended
+        for other in waits
+        if other is not w and any(e.process.who in alive for e in other.entered)
+        for x in (*other.absent, *other.held)
+    ):
+        return False
     return all(
         _orderly(e) or (left_at(e) is None and reasons.get(e.comm_rank) == "rank_waiting_elsewhere")
         for e in lacking

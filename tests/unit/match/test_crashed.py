@@ -266,3 +266,30 @@ def test_who_ended_otherwise_is_not_named_beside_them(more: dict[str, Any]) -> N
     named, found = beside_devices_that_stand(**more)
     assert not named
     assert [f.hang_type for f in found if f.role == "root_cause"] == ["collective_all_ranks_stuck"]
+
+
+def left_before_others_came(came: float) -> tuple[list[Finding], set[int]]:
+    """Rank 2 ends after a call that others make ``came`` s later; one waits behind it."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    pair = [comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 1))]
+    steps([comms[2]], 1, start=t, stream=0)
+    t = steps([comms[0], comms[1], comms[3]], 1, start=t + came, stream=0)
+    pair[0].proc.enter(pair[0], "ncclAllReduce", t, stream=0)
+    cover([c.proc for c in comms if c is not comms[2]], t + 400)
+    job.procs[2].cover(0.5, t - came + 0.5)
+    job.procs[2].end(t - came + 0.5)
+    roots = [f for f in analyze_job(job) if f.state == "open" and f.role == "root_cause"]
+    return roots, {d["rank"] for f in roots for d in f.named}
+
+
+def test_who_ended_in_order_before_the_others_came_is_named_where_one_waits() -> None:
+    """The call cannot end on their devices, and it is what keeps one from coming."""
+    (f,), named = left_before_others_came(3.0)
+    assert (f.hang_type, named) == ("comm_ended_under_waiters", {2})
+    assert "ended when call #5" in f.details["summary"]
+
+
+def test_who_ended_in_order_after_they_came_is_not() -> None:
+    assert 2 not in left_before_others_came(0.0)[1]

@@ -163,6 +163,21 @@ def test_the_greater_part_did_not_end_in_an_orderly_way(how: str) -> None:
     assert blamed(analyze_job(job)) == {0, 1, 2}
 
 
+def test_one_that_the_others_wait_for_and_that_left_is_no_sign_of_a_call_too_many() -> None:
+    """Who came late to a call whose member has left waits there, and comes to no other."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=0)
+    others = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(comms)]
+    for r, c in enumerate(others):
+        c.proc.call(c, "ncclAllGather", t + (3 if r in (1, 3) else 0), stream=0)
+    comms[2].proc.call(comms[2], "ncclAllReduce", t + 0.1, stream=0)
+    cover(job.procs[1:], t + 400)
+    job.procs[0].cover(0.5, t + 0.5)
+    job.procs[0].end(t + 0.5)
+    assert blamed(analyze_job(job)) == {0}
+
+
 def test_one_that_leaves_early_is_named_and_not_those_who_go_on() -> None:
     job = Job()
     comms = job.world(4)
