@@ -130,11 +130,11 @@ def judge(case: Case, rate: float = 0.0) -> Verdict:
     else:
         status = "missed"
     verdict = Verdict(status, sorted(who), sure, found)
-    if rate == 0.0 and status not in (*FOUND, "unseen"):
+    if status not in (*FOUND, "unseen"):
         blaming = [f for f in roots if f["culprits"]]
         if all(f["details"].get("confidence") != "observed" for f in blaming):
             types = {f["hang_type"] for f in blaming}
-            verdict.witness = allows(case, frozenset(who), types)
+            verdict.witness = allows(case, frozenset(who), types, rate)
     if verdict.witness is not None:
         verdict.status = "either"
     return verdict

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
+from model.emit import INSIDE
 from model.engine import Engine
 from model.ops import Call, End, Group, Init, Instruction, Leave, Program, Split
 from model.process import Gen, Process, Record, Thread
@@ -20,6 +21,8 @@ from model.process import Gen, Process, Record, Thread
 #: How much earlier or later a call may be entered, or return, and a host state begin, in seconds:
 #: the library takes up to 0.15 s to make a communicator.
 TOLERANCE = 0.25
+#: Rank -> indices of the records that a tracer lost.
+Lost = dict[int, set[int]]
 #: How often a tracer looks at the main thread.
 LOOK_S = 1.0
 
@@ -31,6 +34,8 @@ class Counting(Engine):
         super().__init__(program, seed)
         #: (rank, thread) -> when each instruction began.
         self.began: dict[tuple[int, int], list[float]] = {}
+        #: Of each record of a rank: its thread, and when the instruction that made it began.
+        self.source: dict[int, list[tuple[int, float]]] = {}
 
     def _thread(self, thread: Thread, code: list[Instruction]) -> Gen:
         return super()._thread(thread, self._counted(thread, code))  # type: ignore[arg-type]
@@ -40,6 +45,12 @@ class Counting(Engine):
         for what in code:
             began.append(self.now)
             yield what
+
+    def _enter(self, thread: Thread, api: str, fields: dict[str, Any]) -> Record:
+        rank = thread.proc.rank
+        source = (thread.index, self.began[rank, thread.index][-1])
+        self.source.setdefault(rank, []).append(source)
+        return super()._enter(thread, api, fields)
 
 
 class _Least(random.Random):
@@ -59,10 +70,11 @@ class Replay(Engine):
     Raises Diverged at the first call that ``like`` did not enter so.
     """
 
-    def __init__(self, program: Program, like: Engine) -> None:
+    def __init__(self, program: Program, like: Engine, lost: Lost | None = None) -> None:
         super().__init__(program, 0)
         self.rng = _Least()
         self.like = like
+        self.gone = gone(like, lost)
         self.traced: dict[tuple[int, int], list[Record]] = {}
         for proc in like.procs:
             for record in proc.records:
@@ -74,6 +86,8 @@ class Replay(Engine):
         n = self.made.get(key, 0)
         self.made[key] = n + 1
         traced = self.traced.get(key, [])
+        if n < len(traced) and id(traced[n]) in self.gone:
+            return super()._enter(thread, api, fields)
         known = {k: v for k, v in fields.items() if k != "new_comm"}
         if n >= len(traced):
             raise Diverged(f"rank {key[0]} makes one more call: {api} {known}")
@@ -134,10 +148,27 @@ def state(proc: Process, t: float) -> tuple[str, str | None]:
     return (main, syscall)
 
 
-def difference(a: Engine, b: Engine, horizon: float) -> str | None:
-    """The first thing in which the traces of two runs differ up to this time; None: nothing."""
+def gone(run: Engine, lost: Lost | None) -> set[int]:
+    """The records (by id) of which nothing is left but that there was one."""
+    return {
+        id(record)
+        for proc in run.procs
+        for i, record in enumerate(proc.records)
+        if i in (lost or {}).get(proc.rank, ())
+        and record.end is not None
+        and record.end - record.t <= INSIDE
+    }
+
+
+def difference(a: Engine, b: Engine, horizon: float, lost: Lost | None = None) -> str | None:
+    """The first thing in which the traces of two runs differ up to this time; None: nothing.
+
+    ``lost``: rank -> indices of records of the first that a tracer lost.  Of
+    these it tells how many there were, and the time.
+    """
+    left_out = gone(a, lost)
     for p, q in zip(a.procs, b.procs, strict=True):
-        said = _calls(p, q, horizon)
+        said = _calls(p, q, horizon, left_out)
         if said is not None:
             return f"rank {p.rank}: {said}"
     for p, q in zip(a.procs, b.procs, strict=True):
@@ -147,7 +178,7 @@ def difference(a: Engine, b: Engine, horizon: float) -> str | None:
     return None
 
 
-def _calls(p: Process, q: Process, horizon: float) -> str | None:
+def _calls(p: Process, q: Process, horizon: float, left_out: set[int]) -> str | None:
     mine = [r for r in p.records if r.t <= horizon]
     other = [r for r in q.records if r.t <= horizon]
     threads = {r.thread for r in mine} | {r.thread for r in other}
@@ -155,7 +186,7 @@ def _calls(p: Process, q: Process, horizon: float) -> str | None:
         one = [r for r in mine if r.thread == thread]
         two = [r for r in other if r.thread == thread]
         for i, (x, y) in enumerate(zip(one, two, strict=False)):
-            if (said := record_differs(x, y, horizon)) is not None:
+            if (said := _differs(x, y, horizon, id(x) in left_out)) is not None:
                 return f"call {i} of thread {thread}: {said}"
         if len(one) != len(two):
             return f"thread {thread} makes {len(one)} calls, not {len(two)}"
@@ -169,9 +200,12 @@ def _calls(p: Process, q: Process, horizon: float) -> str | None:
     return None
 
 
-def record_differs(x: Record, y: Record, horizon: float) -> str | None:
-    """What two records do not have in common."""
-    if x.api != y.api or x.fields != y.fields or x.comm_line != y.comm_line:
+def _differs(x: Record, y: Record, horizon: float, lost: bool) -> str | None:
+    """What two records do not have in common; if one was lost, but their times."""
+    if lost:
+        if y.end is None or y.end - y.t > INSIDE:
+            return f"a call of which nothing is left does not return ({y.api})"
+    elif x.api != y.api or x.fields != y.fields or x.comm_line != y.comm_line:
         return f"{x.api} {x.fields}, not {y.api} {y.fields}"
     inside = [r.end is None or r.end > horizon for r in (x, y)]
     if inside[0] != inside[1]:

@@ -17,7 +17,7 @@ from model.stem import LAST, Base, Stem, lacking, operations
 
 #: How many calls before the end of a rank's code a missing one is looked for.
 PLACES = 40
-#: Of these the ones that are tried for a send or receive.
+#: Of these the ones that are tried.
 NEAR = 12
 #: Slots of each communicator that may hang on the device.
 SLOTS = 24
@@ -73,14 +73,24 @@ def rivals(base: Base, stem: Stem, ranks: set[int]) -> Iterator[Rival]:
     yield Rival("none", frozenset(), "nothing is broken", stem, stem)
     yield from _hangs(base, stem)
     for r in sorted(ranks):
-        yield from _stalls(base, stem, r)
-        yield from _kills(base, stem, r)
-        yield from _conflicts(base, stem, r)
-        yield from _left_out(base, stem, r)
-        yield from _too_many(base, stem, r)
-        yield from _exchanged(base, stem, r)
-        yield from _different(base, stem, r)
-        yield from _messages(base, stem, r)
+        yield from faults_of(base, stem, r)
+
+
+def faults_of(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
+    """Faults of this rank."""
+    for undo in (
+        _stalls,
+        _kills,
+        _conflicts,
+        _left_out,
+        _too_many,
+        _exchanged,
+        _different,
+        _messages,
+    ):
+        for rival in undo(base, stem, r):
+            rival.words += stem.note
+            yield rival
 
 
 def _hangs(base: Base, stem: Stem) -> Iterator[Rival]:
@@ -173,6 +183,11 @@ def _places(code: list[tuple[float, Instruction]]) -> Iterator[tuple[int, float]
         yield i, code[i][0] - 1e-9
 
 
+def _near(code: list[tuple[float, Instruction]], t: float) -> list[tuple[int, float]]:
+    """The places next to a time."""
+    return sorted(_places(code), key=lambda x: abs(min(x[1], 1e9) - t))[:NEAR]
+
+
 def _put(stem: Stem, r: int, t: int, i: int, *what: tuple[float, Instruction]) -> Stem:
     made = stem.copy(r)
     made.code[r][t][i:i] = what
@@ -203,8 +218,9 @@ def _left_out(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
         ops = [op for _, op in mine]
         if len(ops) >= len(longest) and _agree(ops, longest):
             continue
+        due = _when(base, stem, comm, r, len(ops))
         for t, code in enumerate(stem.code[r]):
-            for i, at in _places(code):
+            for i, at in _near(code, due):
                 k = sum(1 for s, _ in mine if s < at)
                 if k >= len(longest) or not longest[k].count:
                     continue
@@ -215,6 +231,16 @@ def _left_out(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
                     words += f" after {_after(code[:i])}"
                     two = comm.nranks == 2
                     yield Rival("skipped", frozenset({r}), words, healthy, stem, unnamed=two)
+
+
+def _when(base: Base, stem: Stem, comm: Comm, r: int, k: int) -> float:
+    """When the first of the others made its collective of this number, or its last one."""
+    found = LAST
+    for x in comm.members:
+        made = [at for at, op, c in stem.calls(base, x) if c is comm and op.peer is None]
+        if x != r and made:
+            found = min(found, made[min(k, len(made) - 1)])
+    return found
 
 
 def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
@@ -327,8 +353,7 @@ def _messages(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
         kind = "missing_send" if op.api == "ncclSend" else "missing_recv"
         for t, code in enumerate(stem.code[r]):
             # Near the time at which the other half was made.
-            near = sorted(_places(code), key=lambda x: abs(min(x[1], 1e9) - when))[:NEAR]
-            for i, at in near:
+            for i, at in _near(code, when):
                 words = f"rank {r} leaves out {say(op)} after {_after(code[:i])}"
                 yield Rival(
                     kind,

@@ -68,12 +68,14 @@ class Stem:
     """Threads of all ranks: rank -> thread -> what it has done."""
 
     code: list[list[Code]]
+    #: What is supposed of calls that were lost, in words.
+    note: str = ""
 
     def copy(self, rank: int) -> Stem:
         """The same, with code of this rank that may be changed."""
         code = list(self.code)
         code[rank] = [list(thread) for thread in code[rank]]
-        return Stem(code)
+        return Stem(code, self.note)
 
     def program(self, base: Base, tails: Tails, hang: tuple[int, int] | None = None) -> Program:
         """The whole program, ``hang`` being a collective that does not end on the device."""

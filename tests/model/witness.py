@@ -10,15 +10,17 @@ give both of them.  Nothing of the analyzer is used here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from model.breaker import Truth
 from model.case import Case, idle
 from model.engine import Engine
+from model.hidden import others
 from model.ops import Program
-from model.replay import Diverged, Replay, difference
-from model.rivals import Rival, rivals, say
+from model.replay import Diverged, Lost, Replay, difference
+from model.rivals import Rival, faults_of, rivals, say
 from model.stem import Base, Stem, Tails, agreed, complete, look, operations, stances, stem_of
 
 
@@ -59,15 +61,24 @@ def answers(truth: Truth) -> set[frozenset[int]]:
     return {truth.culprits, *truth.also} | ({frozenset[int]()} if truth.unnamed else set())
 
 
-def witnesses(case: Case, wanted: frozenset[int] | None = None) -> Iterator[Witness]:
-    """One of each kind and right answer.  ``wanted``: only with these ranks to blame."""
+def witnesses(
+    case: Case, wanted: frozenset[int] | None = None, rate: float = 0.0
+) -> Iterator[Witness]:
+    """One of each kind and right answer.
+
+    ``wanted``: only with these ranks to blame.  ``rate``: part of the records
+    that was lost; in place of one of these there may have been another call.
+    """
     assert case.truth is not None
     base = look(case.engine.program, case.seed)
+    lost = case.lost(rate)
     ranks = set(range(base.program.nranks)) if not wanted else set(wanted)
     found: set[tuple[str, frozenset[int]]] = set()
     for known, stem in stances(base, stem_of(base)):
-        prover = Prover(case, known)
-        for rival in rivals(known, stem, ranks):
+        prover = Prover(case, known, lost)
+        for rival in itertools.chain(
+            rivals(known, stem, ranks), _supposing(known, stem, ranks, lost)
+        ):
             if prover.calls > BUDGET:
                 return
             key = (rival.kind, rival.culprits)
@@ -79,12 +90,22 @@ def witnesses(case: Case, wanted: frozenset[int] | None = None) -> Iterator[Witn
                 yield proof
 
 
-def allows(case: Case, blamed: frozenset[int], types: set[str]) -> Witness | None:
+def _supposing(base: Base, stem: Stem, ranks: set[int], lost: Lost) -> Iterator[Rival]:
+    """Faults of these ranks, if one of the lost calls was another one."""
+    for rank in sorted(lost):
+        for made in others(base, stem, rank, lost, rank in ranks):
+            for r in sorted(ranks):
+                yield from faults_of(base, made, r)
+
+
+def allows(
+    case: Case, blamed: frozenset[int], types: set[str], rate: float = 0.0
+) -> Witness | None:
     """A witness that makes this a fair verdict: nobody is blamed, or who is to blame there.
 
     ``types``: kinds of the findings that blame somebody.
     """
-    for witness in witnesses(case, blamed):
+    for witness in witnesses(case, blamed, rate):
         if not blamed or (blamed in witness.right and types <= witness.rival.types):
             return witness
     return None
@@ -96,14 +117,15 @@ def other(right: set[frozenset[int]], truth: Truth) -> bool:
 
 
 #: Calls that are run for one case before it is given up, in all programs that are tried.
-BUDGET = 2_000_000
+BUDGET = 800_000
 
 
 class Prover:
     """Runs what may be a witness.  Many faults leave the same calls: these run once."""
 
-    def __init__(self, case: Case, base: Base) -> None:
+    def __init__(self, case: Case, base: Base, lost: Lost | None = None) -> None:
         self.case = case
+        self.lost = lost
         self.base = base
         self.runs: dict[Hashable, tuple[Engine, str | None]] = {}
         self.ends: dict[Hashable, str | None] = {}
@@ -141,10 +163,10 @@ class Prover:
     def _run(self, rival: Rival, tails: Tails, broken: Program) -> tuple[Engine, str | None]:
         key = (id(rival.broken), tails.key(), rival.hang)
         if key not in self.runs:
-            run = Replay(broken, self.case.engine)
+            run = Replay(broken, self.case.engine, self.lost)
             try:
                 run.run()
-                said = difference(self.case.engine, run, self.case.horizon)
+                said = difference(self.case.engine, run, self.case.horizon, self.lost)
             except Diverged as e:
                 said = str(e)
             except KeyError:
