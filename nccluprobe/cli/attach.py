@@ -64,6 +64,9 @@ def attach(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be attached, and exit.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --dry-run: name every function.")
+    ] = False,
     exit_if_none: Annotated[
         bool, typer.Option("--exit-if-none", help="Do not wait when no process matches.")
     ] = False,
@@ -115,7 +118,7 @@ def attach(
         say=say,
     )
     if dry_run:
-        session.dry_run(exit_if_none)
+        session.dry_run(exit_if_none, verbose)
         return
     stop = _Stop()
     session.start(exit_if_none=exit_if_none)

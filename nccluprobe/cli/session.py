@@ -18,7 +18,7 @@ from nccluprobe.capture.preload_marks import Notes, traced_by_preload
 from nccluprobe.capture.processes import ProcessMatcher, exec_pages, glance, is_running
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
-from nccluprobe.collect.safedir import open_out, parse_owner
+from nccluprobe.collect.safedir import check_out, parse_owner
 from nccluprobe.collect.writer import Limits
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -96,19 +96,25 @@ class Session:
         if not self._discovery.processes:
             self._say("no process matches yet: waiting")
 
-    def dry_run(self, exit_if_none: bool = False) -> None:
-        """Do all but attach: compile, load, resolve; print what would be probed."""
-        if self._config.out.exists():
-            os.close(open_out(self._config.out, for_writing=True))  # says so when it cannot be used
+    def dry_run(self, exit_if_none: bool = False, verbose: bool = False) -> None:
+        """Do all but attach: compile, load, resolve; print what would be probed.
+
+        ``verbose``: every function, too.
+        """
+        check_out(self._config.out)
         first = self._first_look(exit_if_none)
         source = self._load()
         print(f"BPF program: compiled and loaded; links: {source.link_kind}")
         print(f"processes that match: {len(self._discovery.processes)}")
         for found in first.new_files:
             planned = plan(found)
-            print(f"would probe {describe(found, planned)}")
-            for function in sorted(found.image.functions.values(), key=lambda f: f.name):
-                print(f"  {function.name}: first instruction {function.insn}, {function.cost}")
+            print(f"would probe {describe(found, planned)}, {len(planned.absent)} missing")
+            if verbose:
+                functions = sorted(found.image.functions.values(), key=lambda f: f.name)
+                for f in functions:
+                    print(f"  {f.name}: first instruction {f.insn}, {f.cost}")
+                for name in planned.absent:
+                    print(f"  {name}: missing")
             os.close(found.file.fd)
         if not first.new_files:
             print("no copy of NCCL is mapped by a matching process now")

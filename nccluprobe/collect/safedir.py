@@ -102,6 +102,19 @@ def _trusted() -> set[int]:
     return {0, os.geteuid(), *([sudo.uid] if sudo is not None else [])}
 
 
+def check_out(path: Path) -> None:
+    """Refuse an output folder that could not be used or made; nothing is made."""
+    absolute = path if path.is_absolute() else Path.cwd() / path
+    if os.path.lexists(absolute):
+        os.close(open_out(path, for_writing=True))
+        return
+    nearest = next(p for p in absolute.parents if os.path.lexists(p))
+    if not nearest.is_dir():
+        raise _refuse(str(absolute), f"{nearest} is no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _refuse(str(absolute), f"{nearest} cannot be written to")
+
+
 def open_out(path: Path, for_writing: bool = False) -> int:
     """A descriptor of the output folder, which is made when it is missing.
 

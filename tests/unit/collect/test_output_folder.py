@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from support.collecting import Bench, Info, init, read
 
-from nccluprobe.collect.safedir import Owner, file_owner, open_inside, open_out, parse_owner
+from nccluprobe.collect.safedir import (
+    Owner,
+    check_out,
+    file_owner,
+    open_inside,
+    open_out,
+    parse_owner,
+)
 from nccluprobe.errors import ExitCode, NccluprobeError
 
 pytestmark = pytest.mark.alone
@@ -177,3 +184,13 @@ def test_parse_owner() -> None:
         with pytest.raises(NccluprobeError, match="no user or group has"):
             parse_owner(text)
     assert error.value.code is ExitCode.USAGE
+
+
+def test_a_look_at_the_output_folder_makes_nothing(tmp_path: Path) -> None:
+    check_out(tmp_path / "new" / "deeper")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(NccluprobeError) as caught:
+            check_out(path)
+        assert caught.value.code == ExitCode.OUTPUT
