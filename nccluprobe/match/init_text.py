@@ -240,7 +240,7 @@ def conflict(
                 f"time: {who}.{tail}"
             ),
         },
-        confidence="observed",
+        confidence="observed" if wrong is None else "inferred",
     )
     f.severity = "error"
     if wrong is not None:

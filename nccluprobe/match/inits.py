@@ -348,9 +348,14 @@ def _conflicts(init: Init, ctx: Context) -> list[Finding]:
 
 
 def _wrong_one(init: Init, rank: int, pair: tuple[Claim, Claim]) -> Claim | None:
-    """Which of two claims is wrong, where all others claim their rank in the job."""
+    """Which of two claims is wrong, where all others claim their rank in the job.
+
+    One at least has to tell it from ranks that are given from the last to the first.
+    """
     others = [c for c in init.claims if c not in pair]
     if not all(c.process.rank == c.rank for c in others):
+        return None
+    if all(2 * c.rank == init.nranks - 1 for c in others):
         return None
     right = [c for c in pair if c.process.rank == rank]
     wrong = [c for c in pair if c.process.rank != rank]

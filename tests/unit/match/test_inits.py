@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.analysis import analyze_job, cover, steps
 from support.tracegen import Job, Proc
 
@@ -173,6 +174,18 @@ def test_two_claims_and_nothing_tells_whose_the_rank_is() -> None:
     cover(job.procs, 10)
     (f,) = analyze_job(job)
     assert f.culprits == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_order_of_the_others_tells_whose_the_rank_is(ranks: int) -> None:
+    """One in the middle, or none, would be the same where ranks are given from the last on."""
+    job = Job()
+    for r in range(ranks):
+        init(job.proc(r), 0 if r == ranks - 1 else r, 1.0, nranks=ranks, inside=True)
+    cover(job.procs, 10)
+    (f,) = analyze_job(job)
+    assert [d["rank"] for d in f.named] == ([3] if ranks == 4 else [])
+    assert f.details["confidence"] == ("inferred" if ranks == 4 else "observed")
 
 
 def test_claims_that_ended_in_errors_are_a_conflict_too() -> None:
