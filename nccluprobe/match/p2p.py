@@ -14,7 +14,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import Options
 from nccluprobe.match.p2p_behind import halves_behind
 from nccluprobe.match.p2p_faults import Faults
-from nccluprobe.match.p2p_fill import fill
+from nccluprobe.match.p2p_fill import Filled, fill
 from nccluprobe.match.p2p_gone import unreceived
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
@@ -149,7 +149,7 @@ class P2P:
         ``known``: waits in collectives; ``disputed``: communicators whose members
         differ in their calls; ``orders``: inversions that are known.
         """
-        lacking = self._fill(comms, context)
+        filled = self._fill(comms, context)
         by_comm: dict[CommKey, list[Channel]] = {}
         for channel in (*self.pairs.open, *self.pairs.disputed):
             by_comm.setdefault(channel.comm, []).append(channel)
@@ -177,7 +177,7 @@ class P2P:
             self.unreceived += unreceived(comm, still, self.sides)
             faults = self.faults.of_channel
             judges.append(
-                Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls, heads, lacking)
+                Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls, heads, filled)
             )
         explained = misplaced(judges)
         for judge in judges:
@@ -215,12 +215,12 @@ class P2P:
         self,
         comms: Mapping[CommKey, Communicator],
         context: Callable[[Communicator], Context],
-    ) -> set[tuple[Channel, bool]]:
-        """Put in what was lost; returns the directions in which more is lacking than that."""
+    ) -> Filled:
+        """Put in what was lost."""
         by_comm: dict[CommKey, list[Channel]] = {}
         for channel in self.pairs.open:
             by_comm.setdefault(channel.comm, []).append(channel)
-        lacking: set[tuple[Channel, bool]] = set()
+        found = Filled()
         for key, channels in sorted(by_comm.items()):
             comm = comms.get(key)
             if comm is None or comm.ambiguous:
@@ -228,14 +228,15 @@ class P2P:
             if not any(e.process.lost for e in comm.endpoints.values()):
                 continue
             before = context(comm).now - self.options.missing_after
-            changed, more = fill(comm, sorted(channels), self.sides, before)
-            lacking |= more
-            for channel in dict.fromkeys(changed):
+            here = fill(comm, sorted(channels), self.sides, self.pairs.wires.size, before)
+            found.lacking |= here.lacking
+            found.short |= here.short
+            for channel in dict.fromkeys(here.changed):
                 src, dst = (comm.endpoints[r] for r in (channel.src, channel.dst))
                 sends = self.sides[src.info.source, src.info.id].queue(True, channel.dst)
                 recvs = self.sides[dst.info.source, dst.info.id].queue(False, channel.src)
                 self.pairs.pair(channel, sends, recvs)
-        return lacking
+        return found
 
     def run_devices(
         self,

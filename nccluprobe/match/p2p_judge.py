@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from nccluprobe.match import model as m
 from nccluprobe.match import p2p_finding as make
@@ -14,8 +14,9 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.lessons import wait_for_sender
 from nccluprobe.match.p2p_blame import odd_of, of_step
+from nccluprobe.match.p2p_fill import Filled
 from nccluprobe.match.p2p_habit import odd_one
-from nccluprobe.match.p2p_loss import guessed, may_have
+from nccluprobe.match.p2p_loss import guessed, halves, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_past import Heads, left_out_call
@@ -49,19 +50,16 @@ class Judge:
         faults: Mapping[Channel, Finding],
         stalls: Stalls,
         heads: Heads,
-        lacking: Collection[tuple[Channel, bool]] = (),
+        filled: Filled,
     ) -> None:
-        """``lacking``: channels, and whether sends, of which more is lacking than was lost."""
-        self.comm, self.ctx = comm, ctx
+        self.comm, self.ctx, self.open = comm, ctx, channels
         self.pairs, self.sides, self.faults = pairs, sides, faults
-        self.open = channels
         self.units = units_of(comm, channels, pairs, sides, stalls.heads)
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides, pairs.wires.size)
-        self.heads, self.lacking = heads, lacking
-        self.stalls = stalls
+        self.heads, self.stalls, self.filled = heads, stalls, filled
         self.findings: list[Finding] = []
         self.waits: list[Wait] = []
 
@@ -198,7 +196,7 @@ class Judge:
 
     def may_have(self, e: Endpoint, unit: Unit) -> bool:
         """Whether an endpoint may have made, unseen, what a unit waits for."""
-        return may_have(self.comm, self.side(e), unit, e, self.lacking)
+        return may_have(self.comm, self.side(e), unit, e, self.filled.lacking)
 
     def loss(self, unit: Unit) -> bool:
         """Whether operations that a unit waits for may be among lost events."""
@@ -238,13 +236,15 @@ class Judge:
             return Peer(e, "probe_event_loss_possible", quiet, loss=True)
         inside = p.inside_now() is not None
         reason = "rank_inside_other_call" if inside else absent_reason(p)
-        if may_have(self.comm, side, unit, e, ()):
+        maybe = may_have(self.comm, side, unit, e, ())
+        short = not maybe or any(half in self.filled.short for half in halves(self.comm, unit, e))
+        if short and self._steps.left_out(unit, e):
+            return Peer(e, "call_skipped", quiet, gone=True, maybe=maybe)
+        if short and self._gone_past(unit, e, until):
+            reason, crossed = "partner_gone_past", self.heads.crosses(unit, e)
+            return Peer(e, reason, quiet, gone=True, crossed=crossed, maybe=maybe)
+        if maybe:
             return Peer(e, reason, quiet, maybe=True)
-        if self._steps.left_out(unit, e):
-            return Peer(e, "call_skipped", quiet, gone=True)
-        if self._gone_past(unit, e, until):
-            crossed = self.heads.crosses(unit, e)
-            return Peer(e, "partner_gone_past", quiet, gone=True, crossed=crossed)
         if (unit.hard is None or not inside) and self.heads.shut(unit, e):
             return Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
         return Peer(e, reason, quiet)

@@ -7,7 +7,7 @@ of another direction or peer.  What is left may be the one in question.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -49,16 +49,22 @@ def may_have(
     if _connects(unit, e):
         return False
     rank = unit.endpoint.comm_rank or 0
-    for o in unit.ops:
-        if o.peer is not e:
-            continue
-        ends = (rank, o.op.peer) if o.op.send else (o.op.peer, rank)
-        if (Channel(comm.key, *ends), not o.op.send) in lacking:
-            continue
-        lane = (not o.op.send, rank)
-        if unseen(e, side, lane) or (side is not None and side.hole(lane)):
+    for half in halves(comm, unit, e):
+        lane = (half[1], rank)
+        if half not in lacking and (
+            unseen(e, side, lane) or (side is not None and side.hole(lane))
+        ):
             return True
     return False
+
+
+def halves(comm: Communicator, unit: Unit, e: Endpoint) -> Iterator[tuple[Channel, bool]]:
+    """Channels in which a unit waits for an endpoint, and whether for sends."""
+    rank = unit.endpoint.comm_rank or 0
+    for o in unit.ops:
+        if o.peer is e:
+            ends = (rank, o.op.peer) if o.op.send else (o.op.peer, rank)
+            yield Channel(comm.key, *ends), not o.op.send
 
 
 def _connects(unit: Unit, e: Endpoint) -> bool:

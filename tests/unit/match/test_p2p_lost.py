@@ -332,3 +332,79 @@ def test_what_was_lost_was_not_made_before_a_collective_that_stands_before_it() 
     (op,) = (Op(*row) for row in side.recent().tolist())
     assert side.restore((False, 0), 1, op, 2)
     assert [row[T] for row in side.recent().tolist()] == [unix(1.0), unix(5.0)]
+
+
+def a2a(comms: list[Comm], t: float, without: dict[tuple[int, str, int], str]) -> None:
+    """All send to all in a group; ``without``: (rank, api, peer) -> lost, or left out."""
+    for r, c in enumerate(comms):
+        calls: list[tuple[Comm, str, dict[str, Any]]] = []
+        for peer in range(len(comms)):
+            for api in (SEND, RECV):
+                how = without.get((r, api, peer))
+                if how != "left out" and peer != r:
+                    more = {"lost": True} if how else {}
+                    calls.append((c, api, {"peer": peer, "count": BIG, **more}))
+        c.proc.group(calls, t)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("left_out", "named"), [(1, [3]), (0, [])])
+def test_of_more_than_was_lost_in_a_step_one_was_left_out(
+    left_out: int, named: list[int], later: bool
+) -> None:
+    """Ranks 0 and 1 wait for receives of rank 3: of one the record was lost."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    a2a(comms, 1.1, {(3, RECV, 1): "lost", **({(3, RECV, 0): "left out"} if left_out else {})})
+    for c in comms if later else ():
+        c.proc.call(c, AR, 1.2)
+    for p in job.procs:
+        p.cover(0.5, 1.05)
+        p.cover(1.55, 400, lost_kernel=int(p.rank == 3))
+    found = [f for f in analyze_job(job) if f.role == "root_cause" and f.state == "open"]
+    assert {w["rank"] for f in found for w in f.named} == set(named)
+    assert {f.details["confidence"] for f in found} == ({"reduced"} if named else set())
+
+
+def test_what_was_lost_in_a_step_was_not_what_is_awaited_in_the_next() -> None:
+    """Rank 3 came to the step, and lost a receive in it; to the next one it did not come."""
+    job = Job()
+    comms = job.world(4)
+    a2a(comms, 1.1, {(3, RECV, 1): "lost"})
+    for r in range(3):
+        c = comms[r]
+        c.proc.group([(c, SEND, {"peer": 3, "count": BIG})], 2)
+    for p in job.procs:
+        p.cover(0.5, 1.05)
+        p.cover(1.55, 400, lost_kernel=int(p.rank == 3))
+    found = [f for f in analyze_job(job) if f.hang_type == "p2p_unmatched"]
+    assert {f.details["reason"] for f in found} == {"rank_alive_but_not_entered"}
+    assert {f.details["unmatched"][0]["ord"] for f in found} == {1}
+
+
+@pytest.mark.parametrize(("lost", "reason"), [(False, "partner_gone_past"), (True, "")])
+def test_who_went_past_more_than_it_lost_has_left_one_out(lost: bool, reason: str) -> None:
+    """Of two receives before its second AllReduce rank 2 lost one.  Or its peers lost calls, too.
+
+    Where ranks 0 and 1 lost their second AllReduce, they may wait for what comes after it.
+    """
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    comms[2].proc.call(comms[2], RECV, 1.05, peer=0, count=SMALL)
+    comms[0].proc.call(comms[0], SEND, 1.05, peer=2, count=SMALL)
+    comms[2].proc.call(comms[2], RECV, 1.1, peer=0, count=BIG, lost=True)
+    comms[2].proc.call(comms[2], AR, 1.2)
+    for c in comms[:2]:
+        if lost:
+            c.proc.call(c, AR, 1.2, lost=True)
+        c.proc.call(c, SEND, 1.3, peer=2, count=BIG)
+    for p in job.procs:
+        p.cover(0.5, 1.05)
+        p.cover(1.55, 400, lost_kernel=int(lost or p.rank == 2))
+    found = [f for f in analyze_job(job) if f.hang_type == "p2p_unmatched"]
+    gone = {f.details["reason"] for f in found} & {"partner_gone_past"}
+    assert gone == ({reason} if reason else set())
