@@ -41,6 +41,8 @@ Code = list[tuple[float, Instruction]]
 LAST = float("inf")
 #: A wait for a stream that was shorter is left out, in seconds.
 SHORT_S = 1e-3
+#: No rank of a program without a fault is outside NCCL for longer, in seconds.
+PHASE_S = 60.0
 
 
 @dataclass
@@ -328,10 +330,12 @@ def away(stem: Stem) -> list[tuple[int, int, Host]]:
 def stances(base: Base, stem: Stem) -> Iterator[tuple[Base, Stem]]:
     """The same with threads that are away for ever in a wait that ends, if all is well.
 
-    Nothing if that cannot be, as some rank is stopped, has been killed, or is
-    away in the middle of a group.
+    Nothing if that cannot be, as some rank was away for too long, is stopped,
+    has been killed, or is away in the middle of a group.
     """
     code = [what for threads in stem.code for thread in threads for _, what in thread]
+    if any(isinstance(w, Host) and (w.dt or 0.0) > PHASE_S for w in code):
+        return
     if any(isinstance(w, Stop) or (isinstance(w, Group) and w.stall) for w in code):
         return
     if any(isinstance(w, Leave) and w != Leave(0) for w in code):

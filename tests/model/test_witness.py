@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from model import judge as judging
+from model.breaker import NoPlace
 from model.case import Case, broken
 from model.emit import emit
 from model.engine import Engine
@@ -28,6 +29,11 @@ UNDECIDED = ("skipped", 1851)
 DECIDED = ("skipped", 2643)
 
 
+#: Rank 0 leaves out a receive, and one of its records was lost: it may have been that one.
+LOST = ("missing_recv", 7350)
+RATE = 0.01
+
+
 @cache
 def case(kind: str, seed: int) -> Case:
     return broken(seed, kind)
@@ -38,10 +44,12 @@ def witness() -> Witness:
     return next(w for w in witnesses(case(*UNDECIDED)) if w.rival.kind == "missing_send")
 
 
-def lines(engine: Engine, horizon: float) -> list[tuple[int, list[dict[str, Any]], dict[str, Any]]]:
+def lines(
+    engine: Engine, horizon: float, lost: dict[int, set[int]] | None = None
+) -> list[tuple[int, list[dict[str, Any]], dict[str, Any]]]:
     """Rank, its lines without times, and the last thing that is said of its process."""
     found = []
-    for trace in emit(engine, horizon).procs:
+    for trace in emit(engine, horizon, lost).procs:
         said = [json.loads(line) for line in trace.data().splitlines()]
         calls = [x for x in said if x["kind"] not in ("coverage", "clock")]
         last = [x for x in said if x["kind"] == "coverage"][-1]
@@ -72,6 +80,51 @@ def test_a_witness_leaves_the_same_trace_and_is_another_fault_of_a_good_program(
 
 def test_where_the_trace_decides_there_is_no_witness() -> None:
     assert list(witnesses(case(*DECIDED))) == []
+
+
+def test_in_place_of_a_lost_call_there_may_have_been_another() -> None:
+    here = case(*LOST)
+    lost = here.lost(RATE)
+    found = next(witnesses(here, frozenset({1}), RATE))
+    assert lines(found.run, here.horizon, lost) == lines(here.engine, here.horizon, lost)
+    assert lines(found.run, here.horizon) != lines(here.engine, here.horizon)
+    assert ends(Engine(found.healthy, 77)) is None
+    assert here.truth is not None
+    assert here.truth.culprits == {0}
+    assert found.right == {frozenset({1}), frozenset()}
+    assert "a lost call of rank 0 was ncclRecv" in found.words()[0]
+    assert difference(here.engine, found.run, here.horizon, lost) is None
+    assert difference(here.engine, found.run, here.horizon) is not None
+    assert not list(witnesses(here, frozenset({1})))
+
+
+def test_of_a_lost_call_it_is_told_that_there_was_one_and_when() -> None:
+    here = case(*LOST)
+    lost = here.lost(RATE)
+    rank, i = next((r, max(indices)) for r, indices in lost.items() if indices)
+    again = look(here.engine.program, here.seed).run
+    p = again.procs[rank]
+    was = p.records[i]
+    p.records[i] = replace(was, api="ncclSend", fields={})
+    assert difference(here.engine, again, here.horizon, lost) is None
+    assert was.end is not None
+    for other in (replace(was, end=None), replace(was, t=was.t - 1.0, end=was.end - 1.0)):
+        p.records[i] = other
+        assert difference(here.engine, again, here.horizon, lost) is not None
+    del p.records[i]
+    assert difference(here.engine, again, here.horizon, lost) is not None
+
+
+def test_a_rank_that_was_away_for_too_long_is_no_good_program() -> None:
+    here = next(c for seed in range(60) if (c := some(seed, "late")) is not None)
+    assert list(witnesses(here)) == []
+
+
+def some(seed: int, kind: str) -> Case | None:
+    try:
+        return broken(seed, kind, small=True)
+    except NoPlace:
+        return None
 
 
 def _another_call(p: Process) -> None:

@@ -117,7 +117,7 @@ def other(right: set[frozenset[int]], truth: Truth) -> bool:
 
 
 #: Calls that are run for one case before it is given up, in all programs that are tried.
-BUDGET = 800_000
+BUDGET = 400_000
 
 
 class Prover:
