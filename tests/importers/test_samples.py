@@ -1,4 +1,4 @@
-"""The samples in docs/samples: as they are written, and as docs/importers.md says what they show."""
+"""The samples in docs/samples: as they are written, and what docs/importers.md says they show."""
 
 from __future__ import annotations
 
