@@ -37,9 +37,13 @@ def broken_off_at(e: Endpoint) -> int | None:
 
 
 def _ended_at(e: Endpoint) -> int | None:
-    """When its process ended in a communicator that it had not ended."""
+    """When its process ended in a communicator that it had not ended; None where calls are lost.
+
+    Of these nobody knows whether they were its last.
+    """
     end = e.process.end if e.process.ended else None
-    return None if end is None or e.end is not None else end.t
+    lost = e.end is not None or e.process.without_place()
+    return None if end is None or lost else end.t
 
 
 def under_crash(

@@ -33,6 +33,11 @@ def _odd_text(w: Wait | None) -> str:
     return "" if w is None else f"{_side(w)}, which the others have not called. "
 
 
+def _waiting(cycle: Cycle) -> str:
+    """How many wait: known where it is rank by rank, not of streams that hold up each other."""
+    return f"{len(cycle.actors)} ranks" if len(cycle.actors) > 1 else "These"
+
+
 def _all_made_there(odd: Wait, p2p: Sequence[Wait]) -> bool:
     """Whether these sends and receives lack no half, and are on the communicator of a call."""
     return all(w.comm is odd.comm and not w.absent and not w.missing for w in p2p)
@@ -94,7 +99,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         "minority_comm_ranks": sorted({e.comm_rank for e in named if e.comm_rank is not None}),
         "summary": (
             _odd_text(odd)
-            + f"{len(cycle.actors)} ranks wait for each other: {sides}{more}. "
+            + f"{_waiting(cycle)} wait for each other: {sides}{more}. "
             + (
                 "Each side is inside a call that the other has not made."
                 if cycle.proven

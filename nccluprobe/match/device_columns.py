@@ -121,14 +121,14 @@ def side_of(e: Endpoint, sides: Mapping[At, Side]) -> Side | None:
     return None if side is None or not side.placed else side
 
 
-def each(tables: list[Ints], of: list[int], width: int) -> tuple[Ints, Ints]:
+def stacked(tables: list[Ints], of: list[int], width: int) -> tuple[Ints, Ints]:
     """All rows in one table, and whose each is."""
     if not tables:
         return np.empty((0, width), np.int64), np.empty(0, np.int64)
     return np.concatenate(tables), np.repeat(np.array(of, np.int64), [len(x) for x in tables])
 
 
-def numbers(*columns: Ints) -> tuple[Ints, Ints]:
+def dense_ids(*columns: Ints) -> tuple[Ints, Ints]:
     """Small numbers for the rows of some columns; where each number is found first."""
     key = np.zeros(len(columns[0]), np.int64)
     if not len(key):

@@ -214,9 +214,7 @@ def _may_wait_unseen(mine: list[Endpoint], came: int) -> bool:
 
     ``came``: in so many unseen calls nobody is lacked any more.
     """
-    p = mine[0].process
-    lost = p.losses.without_place(p.lost, p.through) if p.lost else 0
-    return max(lost, *map(unseen, mine)) > came
+    return max(mine[0].process.without_place(), *map(unseen, mine)) > came
 
 
 class _Queues:

@@ -20,7 +20,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match import p2p_queue as q
 from nccluprobe.match import tail as c
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.device_columns import Ends, Parts, each, gather, numbers, side_of
+from nccluprobe.match.device_columns import Ends, Parts, dense_ids, gather, side_of, stacked
 from nccluprobe.match.device_ops import Left, Ran
 from nccluprobe.match.device_rounds import NEVER, Bools, Ints, Lists, Rounds
 from nccluprobe.match.endpoint import Endpoint
@@ -60,6 +60,18 @@ def ran(
         return _told(joined, ends, np.empty(0, np.int64), keep=False)
     over = _run(joined, ends, np.concatenate((blocked, blocked_messages)))
     return _told(joined, ends, over, keep=not (faults or disputed))
+
+
+def note_ended(
+    comms: Iterable[Communicator],
+    sides: Mapping[At, Side],
+    size: Callable[[m.Int64], m.Int64],
+    faults: Mapping[Channel, tuple[int, Finding]],
+    table: SignatureTable,
+    disputed: frozenset[CommKey],
+) -> None:
+    """Note of each endpoint what has surely ended, so that ``ran`` has little left to do."""
+    ran(comms, sides, size, faults, table, disputed)
 
 
 def _joined(calls: Parts, messages: Parts, n: int) -> Parts:
@@ -133,7 +145,7 @@ def _moved(order: Ints, end: Ints, ends: Ends, failed: Bools) -> Ints:
 
 
 def _calls(ends: Ends, table: SignatureTable) -> tuple[Parts, Bools]:
-    rows, end = each(ends.calls, ends.calls_of, 7)
+    rows, end = stacked(ends.calls, ends.calls_of, 7)
     of = ends.endpoints
     callers = [of[at] for at in ends.calls_of]
     facts = [(e.next_ord, e.entered - e.next_ord, e.done or 0) for e in callers]
@@ -160,7 +172,7 @@ def _calls(ends: Ends, table: SignatureTable) -> tuple[Parts, Bools]:
     keep = ~failed & (slot >= over[end]) & (rows[:, c.SIG] != m.SIG_LOST)
     rows, end, slot, inside = rows[keep], end[keep], slot[keep], inside[keep]
     comm = np.array(ends.comm, np.int64)[end]
-    meeting, first = numbers(comm, slot)
+    meeting, first = dense_ids(comm, slot)
     blocked = slot[first] >= np.array(ends.entered, np.int64)[comm[first]]
     if table.any_zero:
         zero = np.fromiter((table.is_zero(s) for s in rows[:, c.SIG].tolist()), bool, len(rows))
@@ -191,7 +203,7 @@ def _messages(
     size: Callable[[m.Int64], m.Int64],
     faults: Mapping[Channel, tuple[int, Finding]],
 ) -> tuple[Parts, Bools]:
-    rows, end = each(ends.messages, ends.messages_of, q.WIDTH)
+    rows, end = stacked(ends.messages, ends.messages_of, q.WIDTH)
     comm = np.array(ends.comm, np.int64)[end]
     keep = (rows[:, q.PEER] >= 0) & (
         rows[:, q.PEER] < np.array([x.key.nranks for x in comms], np.int64)[comm]
@@ -220,8 +232,8 @@ def _messages(
     send = rows[:, q.SEND] != 0
     peer = rows[:, q.PEER]
     src, dst = np.where(send, own, peer), np.where(send, peer, own)
-    lane, first_of_lane = numbers(comm, src, dst)
-    meeting, first = numbers(lane, rows[:, q.ORD])
+    lane, first_of_lane = dense_ids(comm, src, dst)
+    meeting, first = dense_ids(lane, rows[:, q.ORD])
     width = size(rows[:, q.SIG])
     free = send & (width >= 0) & (width <= SMALL)
     blocked = np.zeros(len(first), np.bool_)
@@ -276,7 +288,7 @@ def _run(p: Parts, ends: Ends, blocked: Bools) -> Ints:
     source = np.zeros(len(ends.endpoints), np.int64)
     for at in np.flatnonzero(np.bincount(p.end[grouped], minlength=len(source))).tolist():
         source[at] = ends.endpoints[at].info.source
-    group, first = numbers(source[p.end[grouped]], p.group[grouped])
+    group, first = dense_ids(source[p.end[grouped]], p.group[grouped])
     # An operation by itself is its own node; those of a group are the first one's.
     node = np.arange(n)
     node[grouped] = grouped[first][group]
@@ -295,7 +307,7 @@ def _run(p: Parts, ends: Ends, blocked: Bools) -> Ints:
         np.minimum.at(limit, node, limits)
     turn = np.empty(len(first), np.int64)
     turn[np.lexsort((first, idx, t))] = np.arange(len(first))
-    stream, _ = numbers(np.array(ends.who, np.int64)[p.end], np.maximum(p.stream, 0))
+    stream, _ = dense_ids(np.array(ends.who, np.int64)[p.end], np.maximum(p.stream, 0))
     _, pair = np.unique(node * (int(stream.max()) + 1) + stream, return_index=True)
     by_turn = pair[np.argsort(turn[node[pair]], kind="stable")]
     n_streams = int(stream.max()) + 1

@@ -101,6 +101,8 @@ class Finding:
     #: Culprits that nothing keeps from coming: they wait for nothing, or their peers came all
     #: the same from what these wait in.
     free: frozenset[Hashable] = frozenset()
+    #: It blames who waits for nobody only if others have come, whose events were lost.
+    supposes: bool = False
     #: Only the root with its data is absent: what such waits taught before (lessons.Lesson).
     for_root: tuple[str, int | None, int] | None = None
     #: Members (endpoints) that entered and have left: they are to be named.

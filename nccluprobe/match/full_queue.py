@@ -81,7 +81,7 @@ class Queued:
 
 def _lost(p: Process, since: m.Int64) -> m.Int64:
     """How many calls of a process after each of some moments, oldest first, were lost at most."""
-    found = np.full(len(since), p.unplaced() + p.supposed, np.int64)
+    found = np.full(len(since), p.without_place(), np.int64)
     for holes in p.losses.holes.values() if p.lost else ():
         for first, last, t in holes.gaps:
             found[: np.searchsorted(since, t)] += last - first + 1

@@ -111,6 +111,8 @@ class Losses:
     _gone: int = 0
     #: Communicator -> holes of which others tell what was made there.
     filled: dict[int, set[int]] = field(default_factory=dict)
+    #: Communicator -> holes that are sends or receives, by the calls beside them.
+    transfers: dict[int, set[int]] = field(default_factory=dict)
 
     def take(self, comm: int, idx: m.Int64, t: m.Int64) -> None:
         """Take calls on a communicator."""
@@ -139,6 +141,7 @@ class Losses:
         """Drop a communicator that has ended."""
         holes = self.holes.pop(comm, None)
         self.filled.pop(comm, None)
+        self.transfers.pop(comm, None)
         if holes is not None:
             holes.settle()
             self._gone += holes.known(through)
@@ -156,8 +159,16 @@ class Losses:
 
     def after(self, comm: int, idx: int) -> int:
         """Calls on a communicator that are missing after an ordinal, nobody knows which."""
+        return self._after(comm, idx, self.filled.get(comm, set()))
+
+    def calls_after(self, comm: int, idx: int) -> int:
+        """Of these, those that may be collectives."""
+        others = self.filled.get(comm, set()) | self.transfers.get(comm, set())
+        return self._after(comm, idx, others)
+
+    def _after(self, comm: int, idx: int, known: set[int]) -> int:
         holes = self.holes.get(comm)
         if holes is None:
             return 0
-        known = (i for i in self.filled.get(comm, ()) if i > idx)
-        return holes.after(idx) - sum(any(a <= i <= b for a, b, _ in holes.gaps) for i in known)
+        late = (i for i in known if i > idx)
+        return holes.after(idx) - sum(any(a <= i <= b for a, b, _ in holes.gaps) for i in late)

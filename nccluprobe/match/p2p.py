@@ -258,7 +258,7 @@ class P2P:
                     2 * (context(w.comm).now - w.first) > self.options.missing_after for w in known
                 ):
                     # So that little is left to do when the limit is over.
-                    device_ran.ran(
+                    device_ran.note_ended(
                         mine,
                         self.sides,
                         self.pairs.wires.size,

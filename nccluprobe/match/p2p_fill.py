@@ -51,6 +51,8 @@ class Holes:
     places: list[int] = field(default_factory=list)
     #: Of these, so many are known for something else, it is not known which.
     taken: int = 0
+    #: Places that are known for something else.
+    known: set[int] = field(default_factory=set)
     #: There are too many to be looked at.
     many: bool = False
 
@@ -69,6 +71,7 @@ def holes_of(e: Endpoint, side: Side) -> Holes:
         return Holes(many=True)
     filled = e.process.losses.filled.get(e.info.id, ())
     left = [i for a, b in gaps for i in range(a, b + 1) if i not in filled]
+    every = set(left)
     calls, rows = e.tail.rows(), side.recent()
     first = e.info.from_start
     demands = _demands(calls, tail.ORD, tail.IDX, first and len(calls) < tail.Tail.KEPT)
@@ -82,7 +85,7 @@ def holes_of(e: Endpoint, side: Side) -> Holes:
             left = [i for i in left if not a < i < b]
         else:
             open_.append(n)
-    return Holes(left, min(len(left), sum(open_)))
+    return Holes(left, min(len(left), sum(open_)), every.difference(left))
 
 
 def _demands(rows: q.Table, order: int, idx: int, whole: bool) -> list[tuple[int, int, int]]:

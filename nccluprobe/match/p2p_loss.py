@@ -91,7 +91,7 @@ def hidden(e: Endpoint, side: Side | None) -> int:
         firsts.append(int(rows[0, q.IDX]) if len(rows) >= q.TAIL else -1)
     after = min(firsts)
     here = p.losses.after(e.info.id, after) - _of_calls(e, after)
-    newer = min(p.lost_since(last) or 0, p.losses.without_place(p.lost, p.through))
+    newer = min(p.lost_since(last) or 0, p.without_place())
     return max(0, here) + newer
 
 

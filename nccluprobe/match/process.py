@@ -182,19 +182,23 @@ class Process:
         at = bisect_right(self._loss_t, t) - 1
         return self._loss_n[-1] - (self._loss_n[at] if at >= 0 else 0)
 
+    def without_place(self) -> int:
+        """How many lost events are not known to be missing at some place."""
+        return self.losses.without_place(self.lost, self.through)
+
     def unplaced(self) -> int:
-        """How many lost events may be anything, as they have no place."""
-        return max(0, self.losses.without_place(self.lost, self.through) - self.supposed)
+        """How many of them may be anything, while a scan supposes that others were calls."""
+        return max(0, self.without_place() - self.supposed)
 
     def unseen_after(self, comm: int, idx: int, t: int) -> int:
-        """How many calls on a communicator may follow an ordinal seen at ``t``, unseen.
+        """How many collectives on a communicator may follow an ordinal seen at ``t``, unseen.
 
         0: none was lost, or all lost ones are missing at other places.
         """
         most = self.lost_since(t)
         if not most:
             return 0
-        here = self.losses.after(comm, idx)
+        here = self.losses.calls_after(comm, idx)
         return min(most, here + self.unplaced())
 
     def note_activity(self, a: m.Activity, shortest: int) -> None:

@@ -291,6 +291,7 @@ class _Roles:
                 f.details["confidence"] = "inferred"
             if any(self.graph.supposed(e.actor) for e in named):
                 f.details["confidence"] = "reduced"
+                f.supposes = True
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
@@ -323,7 +324,8 @@ class _Roles:
         """Of ranks that may have come, as events of theirs were lost: the only one that has not.
 
         One that has lost fewer events than calls that it is waited for in has not made all
-        of them.  Else the loss explains what is seen, and what nobody sees keeps the others.
+        of them, and one that is away comes to none.  Else the loss explains what is seen, and
+        what nobody sees keeps the others.
         """
         found: dict[Actor, list[tuple[Wait, Endpoint]]] = {}
         for w in self.graph.waits:
@@ -338,7 +340,11 @@ class _Roles:
                 if e.comm_rank not in lossy:
                     return  # another one that waits for nobody
                 found.setdefault(e.actor, []).append((w, e))
-        found = {a: ws for a, ws in found.items() if _not_all_made(ws) or _is_held(ws)}
+        found = {
+            a: ws
+            for a, ws in found.items()
+            if _not_all_made(ws) or _is_held(ws) or host_of(ws[0][1]) is Host.AWAY
+        }
         if len(found) != 1:
             return
         (waits,) = found.values()

@@ -18,6 +18,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p import P2P
+from nccluprobe.match.p2p_holes import transfers_of
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import last_sign, unseen
 from nccluprobe.match.waits import Wait
@@ -46,6 +47,8 @@ class Supposed:
             losses, at = e.process.losses, (e.info.source, e.info.id)
             here = losses.after(e.info.id, -1) if e.process.lost else 0
             side = p2p.sides.get(at)
+            if here and side is not None:
+                losses.transfers[e.info.id] = transfers_of(e, side)
             here -= e.lost + (0 if side is None else side.lost)
             if here <= 0 or e.queued or (side is not None and side.queued):
                 continue
@@ -157,23 +160,24 @@ def least_behind(comm: Communicator, e: Endpoint) -> int:
 
 def _places(e: Endpoint) -> int:
     """How many calls are known to be missing after the last collective that is seen."""
-    return e.process.losses.after(e.info.id, -1 if e.last_idx is None else e.last_idx)
+    return e.process.losses.calls_after(e.info.id, -1 if e.last_idx is None else e.last_idx)
 
 
 def explains(found: Sequence[Finding]) -> int:
     """How well findings explain, 0: not at all.
 
-    SURE: a rank is a cause beyond doubt of loss; 1: only one that may have come as well.
+    SURE: a rank is a cause beyond doubt of loss; 1: one is that may have come as well.
     """
     causes = [f for f in found if f.role == "root_cause" and f.state == "open"]
-    if any(f.culprits and f.details.get("reason") != _LOST and _is_plain(f) for f in causes):
+    named = [f for f in causes if f.culprits]
+    if any(_is_plain(f) and not _is_doubtful(f) for f in named):
         return SURE
-    known = any(not f.culprits or not _may_have_come(f) for f in causes)
-    return 2 if known else int(bool(causes))
+    return 1 if any(map(_is_doubtful, named)) else 2 * bool(causes)
 
 
-def _may_have_come(f: Finding) -> bool:
-    if f.details.get("reason") == _LOST:
+def _is_doubtful(f: Finding) -> bool:
+    """Whether it names who may have come, or who is free only if others have come."""
+    if f.details.get("reason") == _LOST or f.supposes:
         return True
     return f.hang_type == "p2p_unmatched" and f.details.get("confidence") == "reduced"
 

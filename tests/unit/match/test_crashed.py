@@ -268,8 +268,11 @@ def test_who_ended_otherwise_is_not_named_beside_them(more: dict[str, Any]) -> N
     assert [f.hang_type for f in found if f.role == "root_cause"] == ["collective_all_ranks_stuck"]
 
 
-def left_before_others_came(came: float) -> tuple[list[Finding], set[int]]:
-    """Rank 2 ends after a call that others make ``came`` s later; one waits behind it."""
+def left_before_others_came(came: float, lost: int = 0) -> tuple[list[Finding], set[int]]:
+    """Rank 2 ends after a call that others make ``came`` s later; one waits behind it.
+
+    ``lost``: events of rank 2.
+    """
     job = Job()
     comms = job.world(4)
     t = steps(comms, 5, stream=0)
@@ -278,7 +281,7 @@ def left_before_others_came(came: float) -> tuple[list[Finding], set[int]]:
     t = steps([comms[0], comms[1], comms[3]], 1, start=t + came, stream=0)
     pair[0].proc.enter(pair[0], "ncclAllReduce", t, stream=0)
     cover([c.proc for c in comms if c is not comms[2]], t + 400)
-    job.procs[2].cover(0.5, t - came + 0.5)
+    job.procs[2].cover(0.5, t - came + 0.5, lost_kernel=lost)
     job.procs[2].end(t - came + 0.5)
     roots = [f for f in analyze_job(job) if f.state == "open" and f.role == "root_cause"]
     return roots, {d["rank"] for f in roots for d in f.named}
@@ -289,6 +292,10 @@ def test_who_ended_in_order_before_the_others_came_is_named_where_one_waits() ->
     (f,), named = left_before_others_came(3.0)
     assert (f.hang_type, named) == ("comm_ended_under_waiters", {2})
     assert "ended when call #5" in f.details["summary"]
+
+
+def test_who_ended_in_order_is_not_where_its_last_calls_may_have_been_lost() -> None:
+    assert 2 not in left_before_others_came(3.0, lost=3)[1]
 
 
 def test_who_ended_in_order_after_they_came_is_not() -> None:

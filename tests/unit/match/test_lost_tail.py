@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job
+from support.analysis import analyze_job, blamed
 from support.tracegen import Job
 
 AR = "ncclAllReduce"
@@ -54,3 +54,24 @@ def test_one_lost_group_end_hides_all_calls_of_the_group(lost: int, severities: 
     found = analyze_job(job)
     assert [f.severity for f in found] == severities
     assert all(not f.culprits for f in found if f.role == "root_cause") == bool(lost)
+
+
+def test_what_comes_after_a_call_that_was_made_unseen_lacks_others() -> None:
+    """Rank 4 lost its last two calls on one communicator; the second is one that rank 0 left out.
+
+    Rank 3 waits for it on its device, the others for rank 3 on the other communicator.
+    """
+    job = Job()
+    xs = job.world(5)
+    ys = [c.proc.comm("b" * 16, r, 5) for r, c in enumerate(xs)]
+    for c in (*xs, *ys):
+        c.proc.call(c, AR, 1.0)
+    for r, c in enumerate(xs):
+        for i in range(2 if r else 1):
+            c.proc.call(c, AR, 2.0 + 0.1 * i, lost=r == 4)
+    for r in (0, 1, 2, 4):
+        ys[r].proc.call(ys[r], AR, 2.3)
+    for r, c in enumerate(xs):
+        c.proc.cover(0.5, 1.6)
+        c.proc.cover(2.6, 400, **({"lost_kernel": 2} if r == 4 else {}))
+    assert blamed(analyze_job(job)) == {0}

@@ -13,14 +13,14 @@ from nccluprobe.match.finding import Finding
 AR, START, END = "ncclAllReduce", "ncclGroupStart", "ncclGroupEnd"
 
 
-def behind(comms: list[Comm], t: float) -> None:
+def behind(comms: list[Comm], t: float, **state: str | None) -> None:
     """Rank 1 does not come to a call, and its trace tells of one lost event."""
     for c in comms:
         if c.proc.rank != 1:
             c.proc.call(c, AR, t)
     one = comms[1].proc
     one.cover(0.5, t)
-    one.cover(t + 0.5, 400, lost_kernel=1)
+    one.cover(t + 0.5, 400, lost_kernel=1, **state)
     cover([c.proc for c in comms if c.proc is not one], 400)
 
 
@@ -120,6 +120,20 @@ def test_of_lost_calls_the_one_that_others_wait_for_was_made(all_came: bool) -> 
         p.cover(t + 0.5, 400, lost_kernel=int(p.rank == 2))
     found = [f.details["missing_comm_ranks"] for f in analyze_job(job)]
     assert found == ([] if all_came else [[1]])
+
+
+@pytest.mark.parametrize(
+    ("main", "syscall", "named"),
+    [("stopped", None, [1]), ("syscall", "read", [1]), ("syscall", "futex", [])],
+)
+def test_who_is_away_is_the_cause_though_it_may_have_come(
+    main: str, syscall: str | None, named: list[int]
+) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    behind(comms, t, main=main, syscall=syscall)
+    assert judged(job) == ("probe_event_loss_possible", named)
 
 
 def test_who_may_have_come_is_not_missed_beside_one_that_surely_has_not() -> None:
