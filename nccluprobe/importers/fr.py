@@ -16,6 +16,7 @@ import numpy as np
 
 from nccluprobe.importers.fr_begun import hold_back
 from nccluprobe.importers.fr_calls import Calls, Collectives, Transfers
+from nccluprobe.importers.fr_entries import COMPLETED
 from nccluprobe.importers.fr_former import forget_former
 from nccluprobe.importers.fr_groups import (
     Group,
@@ -23,11 +24,12 @@ from nccluprobe.importers.fr_groups import (
     blind,
     by_peer,
     explained,
+    forget_unplaced,
     is_ahead,
     status_by_name,
-    suspects,
 )
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
+from nccluprobe.importers.fr_missing import suspects
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import NO_DUMP, NOT_BEGUN, UNKNOWN_CLOCK
@@ -95,19 +97,24 @@ class FlightRecorder:
         for rank, c in calls.items():
             self._read(rank, c, rank in late)
         self._later = self._find_later(calls, late)
+        for group in self._groups.values():
+            for rank in self._later & group.parts.keys():
+                group.parts[rank].forget()
         for rank, member in self.job.members.items():
             self._place(rank, member, rank in late | self._later)
         for group in self._groups.values():
             group.settle()
+        groups = self._groups.values()
+        short = self._short(calls) - late - self._later
+        forget_unplaced(groups, short)
         timed = {r for r, c in calls.items() if c.dump.timed}
-        if timed and not explained(self._groups.values()):
-            self._not_begun = hold_back(self._groups.values(), timed)
-        unknown = {r for r, x in self.job.members.items() if x.dump is None}
-        if unknown or self._later:
-            telling = {r for r in unknown if self.job.members[r].in_file}
-            # Of several that came later one may have held up the others.
-            telling |= self._later if len(self._later) == 1 else set()
-            self.suspects = suspects(self._groups.values(), unknown | self._later, telling)
+        if timed and not explained(groups):
+            self._not_begun = hold_back(groups, timed)
+        missing = {r for r, x in self.job.members.items() if x.dump is None}
+        if missing or self._later:
+            broken = {r for r in missing if self.job.members[r].in_file}
+            odd = broken | self._later
+            self.suspects = suspects(groups, missing - broken, odd, short)
         self._trust_partners()
 
     def items(self) -> Iterator[list[m.Item]]:
@@ -136,17 +143,19 @@ class FlightRecorder:
 
     def _find_later(self, calls: dict[int, Calls], late: set[int]) -> set[int]:
         """Ranks whose dumps show nothing of the time when the others dumped."""
-        found = {r for r in late if calls[r].oldest_open is None and calls[r].forgets}
-        if found:
-            return found
+        idle = {r for r, c in calls.items() if c.oldest_open is None and c.forgets}
         groups = self._groups.values()
-        return {
-            rank
-            for rank, c in calls.items()
-            if c.oldest_open is None
-            and c.forgets
-            and is_ahead(groups, rank, status_by_name(c.dump))
-        }
+        return {r for r in idle if r in late or is_ahead(groups, r, idle, calls[r].dump)}
+
+    def _short(self, calls: dict[int, Calls]) -> set[int]:
+        """Ranks whose rings begin with what is open: what is older has left them.
+
+        A dump of active entries begins so, too.  It shows nothing that is complete, and all
+        that the status of the groups has as open.
+        """
+        is_ring = any((c.dump.state == COMPLETED).any() for c in calls.values())
+        begins = {r: c for r, c in calls.items() if len(c.state) and c.state[0] != COMPLETED}
+        return {r for r, c in begins.items() if is_ring or c.has_lost()}
 
     def _read(self, rank: int, calls: Calls, was_cut: bool) -> None:
         dump = calls.dump

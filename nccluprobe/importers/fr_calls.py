@@ -47,6 +47,10 @@ class Collectives:
         """Whether its device has begun the collective of this number."""
         return self.base <= number < self.end and bool(self.begun[number - self.base])
 
+    def waits_for_all(self, number: int) -> bool:
+        """Whether it is in a collective up to this number that no rank completes alone."""
+        return bool(self.needs_all[self.pending - self.base : number + 1 - self.base].any())
+
     def as_begun(self) -> Collectives | None:
         """Without what its device has not begun; None: nothing is left."""
         open_ = self.begun[self.pending - self.base :]
@@ -87,11 +91,14 @@ class Transfers:
 
     def as_begun(self) -> Transfers | None:
         """Without what its device has not begun; None: nothing is left."""
-        keep = self.done | self.begun
-        if not keep.any():
-            return None
+        return self.only(self.done | self.begun)
+
+    def only(self, keep: _Bools) -> Transfers | None:
+        """These of them; None: nothing is left."""
         send, done, begun = (x[keep] for x in (self.send, self.done, self.begun))
         peer, sig, t, record = self.peer[keep], self.sig[keep], self.t[keep], self.record[keep]
+        if not keep.any():
+            return None
         batch = self.batch[keep]
         return Transfers(send, peer, sig, t, record, done, begun, batch, self.from_first)
 
@@ -140,6 +147,13 @@ class Calls:
         It leaves out what is complete, or its ring has gone past that moment.
         """
         return not (self.dump.whole and int(self.dump.created.min()) <= self._end)
+
+    def has_lost(self) -> bool:
+        """Whether its status has collectives as open that are older than what it shows."""
+        d = self.dump
+        told = {g: last[1] for g, i in enumerate(d.pg_ids) if (last := d.status.get(i))}
+        shown = {g: self._rows[g] for g in told if not self.has_p2p(g)}
+        return d.whole and any(int(d.seq[x].min()) > told[g] + 1 for g, x in shown.items())
 
     def cut(self, t: int) -> bool:
         """Forget what was made later than ``t``, and ends that were noticed later; if any."""

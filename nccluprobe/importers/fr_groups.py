@@ -30,6 +30,10 @@ class Part:
     #: That number is not larger than this; None: nothing is known of it.
     at_most: int | None = None
 
+    def forget(self) -> None:
+        """Leave out what its dump shows: nobody knows when that was."""
+        self.collectives = self.transfers = self.position = None
+
 
 @dataclass
 class Group:
@@ -127,22 +131,25 @@ def _waits(groups: Iterable[Group]) -> tuple[dict[int, _Wait], set[int]]:
     return oldest, absent - oldest.keys()
 
 
-def is_ahead(groups: Iterable[Group], rank: int, last: dict[str, tuple[int, int]]) -> bool:
+def is_ahead(groups: Iterable[Group], rank: int, idle: set[int], dump: Dump) -> bool:
     """Whether a rank that waits for nothing has completed what nobody else has.
 
-    Then its dump was made later than theirs.  ``last``: group name -> numbers of the
-    newest call and of the newest that is complete.
+    Then its dump was made later than theirs.  ``idle``: all that wait for nothing, of whom
+    others may have dumped later, too.
     """
     found = False
+    last = status_by_name(dump)
     for group in groups:
         name, ranks = group.key
-        done = group.complete
-        others = [p.collectives for p in group.parts.values() if p.collectives is not None]
-        if any(c.pending < done for c in others):
+        others = [p.collectives for r, p in group.parts.items() if r not in idle]
+        shown = [c for c in others if c is not None]
+        done = max((c.pending for c in shown), default=0)
+        if any(c.pending < done for c in shown):
             return False  # another one has completed more, too
         if group.has_p2p or rank not in ranks or name not in last:
             continue
-        found |= last[name][0] == last[name][1] and any(c.pending <= last[name][1] for c in others)
+        entered, completed = last[name]
+        found |= entered == completed and any(c.waits_for_all(completed) for c in shown)
     return found
 
 
@@ -199,6 +206,34 @@ def _between(ids: list[int], names: list[int], known: dict[str, str]) -> dict[st
         if len(some) == len(called):
             found |= zip(map(str, some), map(str, called), strict=True)
     return found
+
+
+def forget_unplaced(groups: Iterable[Group], short: set[int]) -> None:
+    """Leave out sends and receives of which nobody knows which ones of the other side they meet.
+
+    ``short``: ranks whose rings begin with what is open.  Where such a ring shows nothing of
+    a pair, or those of both sides nothing that is complete, older ones have left it.
+    """
+    for group in groups:
+        mine = {p.rank for rank, p in group.parts.items() if rank in short}
+        #: (sender, receiver) -> by member, how many are complete
+        lanes: dict[tuple[int, int], dict[int, int]] = {}
+        for p in group.parts.values() if mine else ():
+            for send, peer, _, done in () if p.transfers is None else by_peer(p.transfers):
+                pair = (p.rank, peer) if send else (peer, p.rank)
+                lanes.setdefault(pair, {})[p.rank] = done
+        unplaced = {x for x, done in lanes.items() if _is_unplaced(x, done, mine)}
+        for p in group.parts.values() if unplaced else ():
+            if (t := p.transfers) is not None:
+                ways = zip(t.send.tolist(), t.peer.tolist(), strict=True)
+                pairs = [(p.rank, peer) if send else (peer, p.rank) for send, peer in ways]
+                p.transfers = t.only(np.array([x not in unplaced for x in pairs], np.bool_))
+
+
+def _is_unplaced(pair: tuple[int, int], done: dict[int, int], short: set[int]) -> bool:
+    if any(x in short and x not in done for x in pair):
+        return True
+    return all(x in short and not done[x] for x in pair)
 
 
 def by_peer(t: Transfers) -> Iterator[tuple[bool, int, Int64, int]]:
