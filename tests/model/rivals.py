@@ -253,16 +253,15 @@ def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
             comm = base.comms.get((r, what.op.comm))
             if comm is None or what.op.p2p or not what.op.count or comm.nranks < 2:
                 continue
-            follows = code[i + 1][1] if i + 1 < len(code) else None
-            if isinstance(follows, Call) and follows.op.comm == what.op.comm:
-                if what.op not in (follows.op, replace(follows.op, count=what.op.count)):
-                    continue
-            elif follows is not None:
-                continue
             ops = rows[comm][r]
             others = [rows[comm].get(x, []) for x in comm.members if x != r]
             longest = max(others, key=len)
             if _agree(ops, longest) and len(ops) <= min(map(len, others)):
+                continue
+            follows = code[i + 1][1] if i + 1 < len(code) else None
+            if follows is None and len(longest) >= len(ops):
+                follows = Call(longest[len(ops) - 1])
+            if not isinstance(follows, Call) or not _like(what.op, follows.op):
                 continue
             healthy = stem.copy(r)
             del healthy.code[r][t][i]
@@ -272,6 +271,11 @@ def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
                 words += f" after {_after(code[:i])}"
                 two = comm.nranks == 2
                 yield Rival("extra", frozenset({r}), words, healthy, stem, unnamed=two)
+
+
+def _like(more: Op, op: Op) -> bool:
+    """Whether it can be the call too many before this one."""
+    return more == op or (more.count in (3, 11, 5000) and more == replace(op, count=more.count))
 
 
 def _exchanged(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
@@ -285,7 +289,8 @@ def _exchanged(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
             swapped = not x.op.p2p and not y.op.p2p and streams and x.op.count and y.op.count
             same = x.op.peer == y.op.peer and x.op.comm == y.op.comm
             inverted = same and x.op.api == "ncclSend" and y.op.api == "ncclRecv"
-            if not swapped and not inverted:
+            shared = [set(base.comms[r, w.op.comm].members) for w in (x, y)]
+            if not (swapped and len(shared[0] & shared[1]) > 1) and not inverted:
                 continue
             healthy = stem.copy(r)
             healthy.code[r][t][i : i + 2] = [(s, y), (u, x)]

@@ -117,7 +117,7 @@ def other(right: set[frozenset[int]], truth: Truth) -> bool:
 
 
 #: Calls that are run for one case before it is given up, in all programs that are tried.
-BUDGET = 400_000
+BUDGET = 300_000
 
 
 class Prover:
@@ -132,12 +132,15 @@ class Prover:
         #: So that none is taken for another one that came to lie in its place.
         self.kept: list[Stem] = []
         self.calls = 0
+        self.size = sum(len(p.records) for p in case.engine.procs)
 
     def prove(self, rival: Rival) -> Witness | str:
         """A witness, or why this fault leaves another trace."""
         self.kept += [rival.healthy, rival.broken]
         why = "the calls do not agree"
         for grouped in (True, False):
+            # To look through all calls costs about a tenth of a run of them.
+            self.calls += self.size // 10
             tails = complete(self.base, rival.healthy, grouped)
             if tails is None:
                 return "the calls do not agree"
