@@ -31,6 +31,7 @@ from nccluprobe.importers.fr_groups import (
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.importers.fr_missing import suspects
 from nccluprobe.match import model as m
+from nccluprobe.match.doubt import ASSUMED
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import NO_DUMP, NOT_BEGUN, UNKNOWN_CLOCK
 
@@ -303,7 +304,7 @@ class FlightRecorder:
             instance=0,
             comm_rank=part.rank,
             nranks=len(ranks),
-            learnt="flight_recorder",
+            learnt=ASSUMED if self.job.assumed else "flight_recorder",
             name=self.job.desc.get(group.key) or None,
             base=base,
             counted=False,  # a dump has one number for all its entries

@@ -31,6 +31,7 @@ def describe_default(job: Job) -> bool:
         name, desc = dump.groups_seen[0]
         dump.groups[name] = Group(name, desc, ranks)
         job.desc.setdefault((name, ranks), desc)
+    job.assumed = True
     return True
 
 

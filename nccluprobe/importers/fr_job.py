@@ -29,11 +29,15 @@ class Member:
 
 @dataclass
 class Job:
-    """All ranks of a job.  ``members``: by global rank; ``desc``: of groups."""
+    """All ranks of a job.  ``members``: by global rank; ``desc``: of groups.
+
+    ``assumed``: no dump describes the groups, and the default group is taken to have all ranks.
+    """
 
     label: str
     members: dict[int, Member] = field(default_factory=dict)
     desc: dict[GroupKey, str] = field(default_factory=dict)
+    assumed: bool = False
 
     def add_missing(self) -> None:
         """Ranks that the groups of others name, and that left no file."""

@@ -7,7 +7,7 @@ anybody in the job may have made such a call, unseen, it is not shown to be free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
@@ -18,14 +18,29 @@ from nccluprobe.match.p2p_loss import hidden
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_queue import Side
 
+#: How the members of a communicator were learnt, when nobody told them.
+ASSUMED = "assumed"
+_ASSUMED = "nobody told who is in this communicator: it is taken to have all that were seen"
+
 
 def lower(
-    findings: Iterable[Finding],
+    findings: Collection[Finding],
     comms: Iterable[Communicator],
     sides: Mapping[At, Side],
     context: Callable[[Communicator], Context],
 ) -> None:
-    """Lower the confidence in causes that lost events may stand behind."""
+    """Lower the confidence in causes that lost events may stand behind.
+
+    So too on communicators whose members nobody has told.
+    """
+    comms = list(comms)
+    told = {f.comm_uid_hash for f in findings}
+    shown = [c for c in comms if c.key.hash in told]
+    assumed = {c.key.hash for c in shown if any(map(_is_assumed, c.endpoints.values()))}
+    for f in findings if assumed else ():
+        if f.comm_uid_hash in assumed:
+            f.details["confidence"] = _lowered(f.details.get("confidence"))
+            f.details.setdefault("note", _ASSUMED)
     causes = [f for f in findings if _may_wait(f)]
     if not causes:
         return
@@ -37,6 +52,14 @@ def lower(
     for f in causes:
         if f.job in blind:
             f.details["confidence"] = "reduced"
+
+
+def _is_assumed(e: Endpoint) -> bool:
+    return e.info.learnt == ASSUMED
+
+
+def _lowered(confidence: str | None) -> str | None:
+    return "reduced" if confidence in ("observed", "inferred") else confidence
 
 
 def _side(e: Endpoint, sides: Mapping[At, Side]) -> Side | None:

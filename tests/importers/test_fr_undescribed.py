@@ -58,6 +58,9 @@ class TestNoGroups:
         result = Result(write(tmp_path, stalled(), change))
         assert result.blamed == {2}
         assert any("do not describe their groups" in n for n in result.imported.notes)
+        (cause,) = (f for f in result.findings if f.role == "root_cause")
+        assert cause.details["confidence"] == "reduced"
+        assert "nobody told who is in" in cause.details["note"]
 
     @pytest.mark.parametrize("lost", [1, 2, 0])
     def test_a_rank_left_no_dump(
