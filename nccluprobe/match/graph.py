@@ -236,6 +236,8 @@ class Graph:
         if (inversion := excludes(waits, self.orders)) is not None:
             return {Cause("finding", inversion.id)}
         if all(w.device for w in waits):
+            if any(w.doubtful for w in waits):
+                return outside  # its place among the calls of others is not known
             # Streams that hold up each other: they do so as well when one has made a call
             # less than others, and all that follows is shifted.
             waits = (*waits, *self._uneven(waits))

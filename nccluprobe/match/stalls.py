@@ -152,6 +152,7 @@ class Stalls:
                     known.add(id(e))
                     w.held.append(e)
             for node in lack.behind:
+                w.doubtful |= any(map(_is_filled, node.parts))
                 for head in self.device.heads_before(node):
                     ahead = of_node.get(id(head), [])
                     w.behind += [
@@ -191,6 +192,7 @@ def _of_messages(s: Stall, parts: list[Part]) -> Wait:
         calls=frozenset(p.idx for p in parts),
         heads={e.actor},
         device=True,
+        doubtful=any(map(_is_filled, parts)),
     )
 
 

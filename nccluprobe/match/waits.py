@@ -55,6 +55,7 @@ class Wait:
     #: Whoever is absent may have come: events of theirs were lost.
     weak: bool = False
     #: Some who are absent from a send or receive may have come: events of theirs were lost.
+    #: Or it was lost itself, and put in by what its peer made.
     doubtful: bool = False
     #: All who are absent have come, unseen: what else is seen leaves no other way.
     over: bool = False

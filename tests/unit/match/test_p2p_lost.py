@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.analysis import Run, analyze_job
+from support.analysis import Run, analyze_job, blamed
 from support.tracegen import Comm, Job, unix
 
 from nccluprobe.match.p2p_queue import Op, T
@@ -317,6 +317,32 @@ def test_where_a_lost_receive_stood_among_calls_of_two_communicators_nobody_know
         run.analysis.matcher.processes[1].losses.filled = {xs[1].id: {received["idx"]}}
     found = run.scan()
     assert len([f for f in found if f.hang_type == "p2p_order_inversion"]) == told
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize(("filled", "named"), [(False, {2}), (True, set())])
+def test_nor_has_one_made_a_call_too_many_beside_it(
+    filled: bool, named: set[int], head: bool
+) -> None:
+    """Rank 2 is a call ahead, by which the streams of the others might be shifted.
+
+    ``head``: the receive is before the call of rank 1, and the send behind that of rank 0.
+    """
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    for r, y in enumerate(ys):
+        y.proc.call(y, AR, 5.0 + 0.1 * r)
+    xs[0].proc.call(xs[0], SEND, 6.0 if head else 4.0, peer=1, count=BIG)
+    received = xs[1].proc.call(xs[1], RECV, 4.0 if head else 6.0, peer=0, count=BIG)
+    ys[2].proc.call(ys[2], AR, 7.0)
+    for c in xs:
+        c.proc.cover(0.5, 400)
+    run = Run(job)
+    run.all()
+    if filled:
+        run.analysis.matcher.processes[1].losses.filled = {xs[1].id: {received["idx"]}}
+    assert blamed(run.scan()) == named
 
 
 def test_what_was_lost_was_not_made_before_a_collective_that_stands_before_it() -> None:
