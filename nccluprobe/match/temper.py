@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from nccluprobe.match import p2p_supposed
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import may_wait
 from nccluprobe.match.options import SECOND
@@ -82,6 +83,8 @@ def _demote(f: Finding, cause: Finding) -> None:
 
 def temper(findings: Iterable[Finding]) -> None:
     """Take the blame from what is less sure, job by job."""
+    findings = list(findings)
+    p2p_supposed.settle(findings)
     jobs: dict[str | None, list[Finding]] = {}
     for f in findings:
         # Who came late has come: it is the cause of nothing that stands still.
