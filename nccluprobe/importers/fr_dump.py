@@ -26,10 +26,6 @@ MAX_BYTES = 1 << 30
 _MAX_ENTRIES = 4_000_000
 _MAX_GROUPS = 100_000
 _AHEAD = 128 << 10
-#: A larger one takes so long that several processes are worth it.
-_PLAIN_BYTES = 8 << 20
-#: Such files go through here, one after another: memory of its own for each takes time.
-_room = memoryview(bytearray(_PLAIN_BYTES))
 #: A pickle of protocol 2 or later, as PyTorch writes it, begins so.
 _PICKLE = b"\x80"
 _NEITHER = "neither a pickle nor JSON"
@@ -146,17 +142,8 @@ def read_dump(path: str) -> Dump:
     return parse_dump(data)
 
 
-def read_plain(path: str) -> Dump | None:
-    """Read a dump that is safe to read anywhere, in bounded time and memory; None: another one.
-
-    Raises OSError.
-    """
-    with Path(path).open("rb", buffering=0) as f:
-        n = f.readinto(_room)
-    return None if n is None or n == len(_room) else _natively(_room[:n])
-
-
-def _natively(data: bytes | memoryview) -> Dump | None:
+def natively(data: bytes) -> Dump | None:
+    """The dump in these bytes, by the native reader; None: it is left to Python."""
     if data[:1] != _PICKLE:
         return None
     found = read_natively(data, _MAX_ENTRIES, _from_pickle)
@@ -169,7 +156,7 @@ def _natively(data: bytes | memoryview) -> Dump | None:
 
 def parse_dump(data: bytes) -> Dump:
     """The dump in these bytes; ValueError says what is wrong with them."""
-    if (found := _natively(data)) is not None:
+    if (found := natively(data)) is not None:
         return found
     first = data.lstrip()[:1]
     content = _from_json(data) if first == b"{" else _from_pickle(data)

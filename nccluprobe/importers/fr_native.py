@@ -40,7 +40,7 @@ class _Reader:
         if not self._state:
             raise MemoryError
 
-    def read(self, data: bytes | memoryview, most: int) -> tuple[dict[str, Any], bytes] | None:
+    def read(self, data: bytes, most: int) -> tuple[dict[str, Any], bytes] | None:
         """Columns of the entries, and what is beside them; None: not for here."""
         at = np.frombuffer(data, np.uint8).ctypes.data
         n = int(self._library.ncp_dumps_read(self._state, at, len(data)))
@@ -68,7 +68,7 @@ def _reader() -> _Reader | None:
 
 
 def read_natively(
-    data: bytes | memoryview, most: int, load: Callable[[bytes], Any]
+    data: bytes, most: int, load: Callable[[bytes], Any]
 ) -> tuple[dict[Any, Any], Columns] | None:
     """A dump without its entries, and these; None: it is left to Python.
 

@@ -45,36 +45,13 @@ class Read(Generic[T]):
     error: str | None = None
 
 
-def read_guarded(
-    read: Callable[[str], T],
-    files: Sequence[tuple[str, int]],
-    plain: Callable[[str], T | None] | None = None,
-) -> Iterator[Read[T]]:
+def read_guarded(read: Callable[[str], T], files: Sequence[tuple[str, int]]) -> Iterator[Read[T]]:
     """Apply ``read`` to files (path, size in bytes), in order.
 
     ``read`` raises ValueError for a file that it cannot take: its text becomes
     the error.  A file that kills its worker gets an error, too.  When such files
     have taken as much CPU time as all files may, what is left is not tried.
-
-    ``plain``: reads here what it can read in bounded time and memory; None: it cannot.
     """
-    here = [None if plain is None else _read_here(plain, path) for path, _ in files]
-    rest = [f for f, value in zip(files, here, strict=True) if value is None]
-    others = _read_in_workers(read, rest)
-    for (path, _), value in zip(files, here, strict=True):
-        yield next(others) if value is None else Read(path, value)
-
-
-def _read_here(plain: Callable[[str], T | None], path: str) -> T | None:
-    try:
-        return plain(path)
-    except (OSError, ValueError, MemoryError):  # a worker meets the same, and tells of it
-        return None
-
-
-def _read_in_workers(
-    read: Callable[[str], T], files: Sequence[tuple[str, int]]
-) -> Iterator[Read[T]]:
     if not files:
         return
     total = sum(size for _, size in files)

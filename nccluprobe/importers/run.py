@@ -12,7 +12,7 @@ from nccluprobe.importers.common import Numbers, Told
 from nccluprobe.importers.files import FR, INSPECTOR, KINDS, NCCL_LOG, RAS, Found
 from nccluprobe.importers.fr import FlightRecorder
 from nccluprobe.importers.fr_default import describe_default
-from nccluprobe.importers.fr_dump import EMPTY, Dump, is_foreign, read_dump, read_plain
+from nccluprobe.importers.fr_dump import EMPTY, Dump, is_foreign, read_dump
 from nccluprobe.importers.fr_job import jobs_of
 from nccluprobe.importers.guard import read_guarded
 from nccluprobe.importers.inspector import Inspector
@@ -116,7 +116,7 @@ def _flight_recorder(
 ) -> None:
     reads: list[tuple[str, Dump | None]] = []
     errors: list[tuple[str, str]] = []
-    for read in read_guarded(read_dump, files, read_plain):
+    for read in read_guarded(read_dump, files):
         if read.error is not None:
             errors.append((read.path, read.error))
             if is_foreign(read.error):

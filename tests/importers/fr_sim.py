@@ -226,7 +226,7 @@ class Host:
             name = f"send {me}->{t.peer}" if t.send else f"recv {me}<-{t.peer}"
             shape = list(t.shape)
             self._record(g, name, [shape], [shape], "BFloat16", True, None, 0)
-        self._record(g, "coalesced", [], [], "", True, part, 0)
+        self._record(g, "coalesced", [], [], "", False, part, 0)  # measured: PyTorch 2.11
         self.works.setdefault(g.name, []).append((self.p2p[g.name], part))
         return part
 
