@@ -235,9 +235,9 @@ class Graph:
         """The cause of a cycle."""
         if (inversion := excludes(waits, self.orders)) is not None:
             return {Cause("finding", inversion.id)}
+        # The place of what was lost among the calls of other communicators is not known.
+        vague = all(w.device for w in waits) and any(w.doubtful for w in waits)
         if all(w.device for w in waits):
-            if any(w.doubtful for w in waits):
-                return outside  # its place among the calls of others is not known
             # Streams that hold up each other: they do so as well when one has made a call
             # less than others, and all that follows is shifted.
             waits = (*waits, *self._uneven(waits))
@@ -249,6 +249,8 @@ class Graph:
         if ahead := [(w, e) for w in waits for e in ahead_by_zero(w) if e.actor in everyone]:
             self.zeros.append(ahead[0])
             return {Cause("zero", len(self.zeros) - 1)}
+        if vague:
+            return outside
         actors = actors or tuple(sorted(heads, key=repr))
         hosts = {a: host_of(self.endpoint_of[a]) for a in actors}
         here = {id(w) for w in waits}
