@@ -180,7 +180,7 @@ def _wanted(
         epoch = epoch_of(other, op.idx) if op.idx >= 0 and op.t < before else None
         if epoch is None:
             break
-        exact = epoch[0] == epoch[1] and _is_counted(other, op.idx)
+        exact = epoch[0] == epoch[1] and is_counted(other, op.idx)
         found.append(Wanted(lane, op.ord, op, epoch, exact))
     return found
 
@@ -276,7 +276,7 @@ def call_at(e: Endpoint, order: int) -> int | None:
     return int(at[-1]) if len(at) and at[-1] >= 0 else None
 
 
-def _is_counted(e: Endpoint, idx: int) -> bool:
+def is_counted(e: Endpoint, idx: int) -> bool:
     """Whether all collectives of an endpoint before a call are seen, or shown by a later one."""
     rows = e.tail.rows()[:, tail.IDX]
     if len(rows) and rows.max() > idx:

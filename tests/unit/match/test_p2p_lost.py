@@ -8,6 +8,7 @@ import pytest
 from support.analysis import Run, analyze_job, blamed
 from support.tracegen import Comm, Job, unix
 
+from nccluprobe.match.p2p_fill import is_counted
 from nccluprobe.match.p2p_queue import Op, T
 
 SEND, RECV, AR = "ncclSend", "ncclRecv", "ncclAllReduce"
@@ -434,3 +435,22 @@ def test_who_went_past_more_than_it_lost_has_left_one_out(lost: bool, reason: st
     found = [f for f in analyze_job(job) if f.hang_type == "p2p_unmatched"]
     gone = {f.details["reason"] for f in found} & {"partner_gone_past"}
     assert gone == ({reason} if reason else set())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_how_many_collectives_are_before_a_send_a_later_one_tells(lost: bool, later: bool) -> None:
+    job = Job()
+    c, other = job.world(2)
+    c.proc.call(c, AR, 1.0)
+    c.proc.call(c, AR, 1.1, lost=lost)
+    c.proc.call(c, SEND, 1.2, peer=1, count=BIG)
+    if later:
+        c.proc.call(c, AR, 1.3)
+    for x in (c, other):
+        x.proc.cover(0.5, 2, lost_kernel=int(lost and x is c))
+    run = Run(job)
+    run.all()
+    run.scan(unix(2))
+    (e,) = (e for e in run.analysis.matcher.endpoints.values() if e.comm_rank == 0)
+    assert is_counted(e, 2) == (later or not lost)

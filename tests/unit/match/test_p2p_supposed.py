@@ -9,6 +9,10 @@ from support.analysis import analyze_job
 from support.messages import AR, BIG, RECV, SEND
 from support.tracegen import Job
 
+from nccluprobe.match import p2p_supposed
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.model import ProcessKey
+
 WAITS: dict[str, Any] = {"main": "syscall", "syscall": "futex"}
 AWAY: dict[str, Any] = {"main": "syscall", "syscall": "read"}
 
@@ -39,3 +43,36 @@ def test_who_waits_for_a_send_that_may_be_lost_is_not_blamed(main: dict[str, Any
     assert root.named == []
     (other,) = (f for f in found if f is not root)
     assert (other.hang_type, other.downstream_of) == ("collective_missing_enter", root.id)
+
+
+WHO = ProcessKey("node0", 7, 700)
+LOST = "probe_event_loss_possible"
+
+
+def finding(hang_type: str, reason: str, **more: Any) -> Finding:
+    status = [{"pid": WHO.pid, "reason": reason, **WAITS}]
+    details = {"reason": reason, "confidence": "reduced", "missing_rank_status": status}
+    key = (hang_type, reason)
+    return Finding(key, hang_type, "run", None, None, 1, details, "error", job="a", **more)
+
+
+@pytest.mark.parametrize(
+    ("hang_type", "reason", "role", "blamed"),
+    [
+        ("p2p_unmatched", LOST, "unknown", False),
+        ("p2p_unmatched", "rank_waiting_elsewhere", "unknown", True),
+        ("p2p_unmatched", LOST, "downstream", True),
+        ("collective_missing_enter", LOST, "unknown", True),
+    ],
+)
+def test_only_a_send_or_receive_that_may_be_lost_and_has_no_cause_takes_the_blame(
+    hang_type: str, reason: str, role: str, blamed: bool
+) -> None:
+    alive = "rank_alive_but_not_entered"
+    f = finding(
+        "collective_missing_enter", alive, role="root_cause", culprits=(WHO,), supposes=True
+    )
+    g = finding(hang_type, reason, role=role, waiters=(WHO,))
+    p2p_supposed.settle([f, g])
+    assert (f.role, f.culprits) == (("root_cause", (WHO,)) if blamed else ("downstream", ()))
+    assert g.role == (role if blamed else "root_cause")
