@@ -62,7 +62,8 @@ def truth_of(
     if fault.kind == "reconnect":
         culprits = [[]]
     elif fault.kind == "wrong_rank":
-        culprits = [sorted((fault.rank, int(fault.values["as"]))), [fault.rank]]
+        # Two claim one rank: whose it is, only the order of the others may tell.
+        culprits = [[], [fault.rank]]
     elif fault.kind == "no_reconnect":
         # A new unique id says which rank is missing; which process should have brought
         # it is not known, so processes are candidates only.

@@ -105,10 +105,11 @@ def _trusted() -> set[int]:
 def check_out(path: Path) -> None:
     """Refuse an output folder that could not be used or made; nothing is made."""
     absolute = path if path.is_absolute() else Path.cwd() / path
-    if os.path.lexists(absolute):
+    if absolute.exists():
         os.close(open_out(path, for_writing=True))
         return
-    nearest = next(p for p in absolute.parents if os.path.lexists(p))
+    made = Path(os.path.realpath(absolute))  # a link may point to what is not there
+    nearest = next(p for p in (made, *made.parents) if os.path.lexists(p))
     if not nearest.is_dir():
         raise _refuse(str(absolute), f"{nearest} is no folder")
     if not os.access(nearest, os.W_OK | os.X_OK):

@@ -156,13 +156,13 @@ def natively(data: bytes) -> Dump | None:
 
 def parse_dump(data: bytes) -> Dump:
     """The dump in these bytes; ValueError says what is wrong with them."""
-    if (found := natively(data)) is not None:
-        return found
-    first = data.lstrip()[:1]
-    content = _from_json(data) if first == b"{" else _from_pickle(data)
-    if not isinstance(content, dict) or not ({"entries", "pg_config"} & content.keys()):
-        raise ValueError("it is no flight recorder dump: it has neither entries nor pg_config")
     try:
+        if (found := natively(data)) is not None:
+            return found
+        first = data.lstrip()[:1]
+        content = _from_json(data) if first == b"{" else _from_pickle(data)
+        if not isinstance(content, dict) or not ({"entries", "pg_config"} & content.keys()):
+            raise ValueError("it is no flight recorder dump: it has neither entries nor pg_config")
         entries = content.get("entries") or []
         if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
             raise ValueError("its entries are no list, or too many")

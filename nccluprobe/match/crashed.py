@@ -24,7 +24,8 @@ from nccluprobe.match.waits import Wait
 
 #: Findings of calls that do not end on the devices, when they name nobody.
 _STANDS = frozenset({"collective_all_ranks_stuck", "collective_missing_exit", "nccl_missing_exit"})
-#: Who crashes later than this after the others stood may have given up.
+#: Who crashes later than this after the others stood may have given up, and others who
+#: stand later than this after a crash have gone on without who crashed.
 _AT_ONCE = 10 * SECOND
 
 
@@ -132,6 +133,7 @@ def beside_stall(
                 if x.process.who in waiting
                 and x.end is None
                 and not x.process.ended
+                and last_sign(x) - at <= _AT_ONCE  # who went on did so without it
                 and waiting_until(x, ctx) - max(at, last_sign(x)) >= limit
             ]
             if stay:
@@ -163,7 +165,7 @@ def _beside(
 def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) -> Finding:
     comm = w.comm
     rank = -1 if e.comm_rank is None else e.comm_rank
-    waited = max(waiting_until(x, ctx) for x in stay) - at
+    waited = max(waiting_until(x, ctx) - max(at, last_sign(x)) for x in stay)
     lossy = lost_any(comm.endpoints.values())
     aborted = e.end is not None
     how = "crashed or was killed" if ended_abruptly(e.process) else "ended"

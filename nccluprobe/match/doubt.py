@@ -40,7 +40,8 @@ def lower(
     for f in findings if assumed else ():
         if f.comm_uid_hash in assumed:
             f.details["confidence"] = _lowered(f.details.get("confidence"))
-            f.details.setdefault("note", _ASSUMED)
+            known = f.details.get("note")
+            f.details["note"] = _ASSUMED if known is None else f"{known}; {_ASSUMED}"
     causes = [f for f in findings if _may_wait(f)]
     if not causes:
         return

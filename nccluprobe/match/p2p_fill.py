@@ -228,16 +228,15 @@ def _by_step(
     found: Filled,
 ) -> list[tuple[Channel, Wanted]]:
     """Put in what was lost inside of the groups of steps; returns what is lacking besides."""
+    if holes.many:
+        return wanted
     of: dict[int, list[tuple[Channel, Wanted]]] = {}
     for channel, w in wanted:
         group = group_of(steps, w.op, w.lane[1], e)
         if group is not None:
             of.setdefault(group, []).append((channel, w))
-    if holes.many:
-        return wanted
     done: set[int] = set()
-    p = e.process
-    unplaced = p.losses.without_place(p.lost, p.through)
+    unplaced = e.process.without_place()
     for group, mine in sorted(of.items()):
         step = step_of(e, side, group)
         if step is None:

@@ -8,6 +8,7 @@ out.  Where the host may wait for its device, neither of the two is blamed.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import may_wait
@@ -43,11 +44,16 @@ def _is_message(f: Finding) -> bool:
 
 def _may_wait(f: Finding) -> set[Hashable]:
     """Whom it blames and who may only wait for the device."""
-    status = {s.get("pid"): s for s in f.details.get("missing_rank_status") or ()}
     found: set[Hashable] = set()
     for who in f.culprits:
-        s = status.get(getattr(who, "pid", None))
-        alive = s is not None and s["reason"] == "rank_alive_but_not_entered"
-        if s is not None and alive and may_wait(s.get("main_thread"), s.get("syscall")):
+        pid = getattr(who, "pid", None)
+        # Of two hosts, or two containers, two may have one pid: then both must.
+        own = [s for s in f.details.get("missing_rank_status") or () if s.get("pid") == pid]
+        if own and all(map(_is_free_to_wait, own)):
             found.add(who)
     return found
+
+
+def _is_free_to_wait(status: dict[str, Any]) -> bool:
+    alive = status["reason"] == "rank_alive_but_not_entered"
+    return alive and may_wait(status.get("main_thread"), status.get("syscall"))

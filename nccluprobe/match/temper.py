@@ -34,12 +34,14 @@ def _is_guess(f: Finding) -> bool:
 def _sure(f: Finding) -> set[Hashable]:
     """Culprits that are shown not to come: ended, stopped, or busy with something else."""
     sure: set[int] = set()
+    unsure: set[int] = set()  # two hosts, or two containers, may have one pid
     for status in f.details.get("missing_rank_status") or ():
         alive = status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call")
         main, syscall = status.get("main_thread"), status.get("syscall")
-        if status.get("pid") and (not alive or not may_wait(main, syscall)):
-            sure.add(status["pid"])
-    return {who for who in f.culprits if getattr(who, "pid", None) in sure}
+        if status.get("pid"):
+            shown = not alive or not may_wait(main, syscall)
+            (sure if shown else unsure).add(status["pid"])
+    return {who for who in f.culprits if getattr(who, "pid", None) in sure - unsure}
 
 
 #: Calls that cannot be one: whatever comes after them may stand still.
@@ -167,8 +169,10 @@ def _behind_difference(causes: list[Finding]) -> None:
         if f.comm_seq is None or f.details.get("reason") not in ("all_inside", "not_complete_here"):
             continue
         for g in seen:
+            if g.comm_seq is None or g.comm_uid_hash != f.comm_uid_hash:
+                continue
             # The one may have completed it, as it moved less (measured: 2.28), the next not.
-            if g.comm_uid_hash == f.comm_uid_hash and 0 <= f.comm_seq - (g.comm_seq or 0) <= 1:
+            if 0 <= f.comm_seq - g.comm_seq <= 1:
                 f.role, f.downstream_of, f.culprits = "downstream", g.id, g.culprits
                 break
 

@@ -134,7 +134,8 @@ def judge(case: Case, rate: float = 0.0) -> Verdict:
         blaming = [f for f in roots if f["culprits"]]
         if all(f["details"].get("confidence") != "observed" for f in blaming):
             types = {f["hang_type"] for f in blaming}
-            verdict.witness = allows(case, frozenset(who), types, rate)
+            told_of = {f["hang_type"] for f in found if f["state"] == "open"}
+            verdict.witness = allows(case, frozenset(who), types, told_of, rate)
     if verdict.witness is not None:
         verdict.status = "either"
     return verdict

@@ -99,21 +99,26 @@ def _supposing(base: Base, stem: Stem, ranks: set[int], lost: Lost) -> Iterator[
 
 
 def allows(
-    case: Case, blamed: frozenset[int], types: set[str], rate: float = 0.0
+    case: Case, blamed: frozenset[int], types: set[str], told: set[str], rate: float = 0.0
 ) -> Witness | None:
     """A witness that makes this a fair verdict: nobody is blamed, or who is to blame there.
 
-    ``types``: kinds of the findings that blame somebody.
+    ``types``: kinds of the findings that blame somebody; ``told``: of all that are open.
+    That nothing is told is fair only where nothing need be broken.
     """
+    kinds = frozenset[str]() if case.truth is None else case.truth.types
     for witness in witnesses(case, blamed, rate):
-        if not blamed or (blamed in witness.right and types <= witness.rival.types):
+        rival = witness.rival
+        if rival.kind != "none" and not told & (rival.types | kinds):
+            continue
+        if not blamed or (blamed in witness.right and types <= rival.types):
             return witness
     return None
 
 
 def other(right: set[frozenset[int]], truth: Truth) -> bool:
-    """Whether other ranks are to blame."""
-    return right - {frozenset[int]()} != answers(truth) - {frozenset[int]()}
+    """Whether no answer is right for both, be it that nobody is named."""
+    return not right & answers(truth)
 
 
 #: Calls that are run for one case before it is given up, in all programs that are tried.
