@@ -21,7 +21,7 @@ from model.process import Process
 from model.replay import TOLERANCE, Diverged, Replay, difference
 from model.rivals import rivals
 from model.stem import look, stem_of
-from model.witness import Prover, Witness, allows, ends, witnesses
+from model.witness import Prover, Witness, _supposing, allows, ends, other, witnesses
 
 #: Rank 2 leaves out a collective before a receive; or rank 1 left out the send.
 UNDECIDED = ("skipped", 1851)
@@ -85,7 +85,10 @@ def test_where_the_trace_decides_there_is_no_witness() -> None:
 def test_in_place_of_a_lost_call_there_may_have_been_another() -> None:
     here = case(*LOST)
     lost = here.lost(RATE)
-    found = next(witnesses(here, frozenset({1}), RATE))
+    base = look(here.engine.program, here.seed)
+    prover = Prover(here, base, lost)
+    proofs = map(prover.prove, _supposing(base, stem_of(base), {1}, lost))
+    found = next(p for p in proofs if isinstance(p, Witness) and frozenset({1}) in p.right)
     assert lines(found.run, here.horizon, lost) == lines(here.engine, here.horizon, lost)
     assert lines(found.run, here.horizon) != lines(here.engine, here.horizon)
     assert ends(Engine(found.healthy, 77)) is None
@@ -95,7 +98,30 @@ def test_in_place_of_a_lost_call_there_may_have_been_another() -> None:
     assert "a lost call of rank 0 was ncclRecv" in found.words()[0]
     assert difference(here.engine, found.run, here.horizon, lost) is None
     assert difference(here.engine, found.run, here.horizon) is not None
-    assert not list(witnesses(here, frozenset({1})))
+    # To name nobody is right for both: one answer is, so that it is no excuse.
+    assert not here.truth.unnamed or not list(witnesses(here, frozenset({1}), RATE))
+
+
+@pytest.mark.parametrize(
+    ("right", "unnamed", "excludes"),
+    [([{1}], False, True), ([{1}, set()], False, True), ([{1}, set()], True, False),
+     ([{0}], False, False), ([{0}, {1}], False, False)],
+)  # fmt: skip
+def test_only_what_no_answer_fits_both_of_is_another_one(
+    right: list[set[int]], unnamed: bool, excludes: bool
+) -> None:
+    truth = case(*UNDECIDED).truth
+    assert truth is not None
+    truth = replace(truth, culprits=frozenset({0}), also=[], unnamed=unnamed)
+    assert other(set(map(frozenset, right)), truth) == excludes
+
+
+def test_to_say_nothing_is_not_fair_where_either_way_something_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "findings", lambda case, rate: ([], []))
+    verdict = judging.judge(case(*UNDECIDED))
+    assert (verdict.status, verdict.witness) == ("missed", None)
 
 
 def test_of_a_lost_call_it_is_told_that_there_was_one_and_when() -> None:
@@ -108,8 +134,8 @@ def test_of_a_lost_call_it_is_told_that_there_was_one_and_when() -> None:
     p.records[i] = replace(was, api="ncclSend", fields={})
     assert difference(here.engine, again, here.horizon, lost) is None
     assert was.end is not None
-    for other in (replace(was, end=None), replace(was, t=was.t - 1.0, end=was.end - 1.0)):
-        p.records[i] = other
+    for record in (replace(was, end=None), replace(was, t=was.t - 1.0, end=was.end - 1.0)):
+        p.records[i] = record
         assert difference(here.engine, again, here.horizon, lost) is not None
     del p.records[i]
     assert difference(here.engine, again, here.horizon, lost) is not None

@@ -194,3 +194,12 @@ def test_a_look_at_the_output_folder_makes_nothing(tmp_path: Path) -> None:
         with pytest.raises(NccluprobeError) as caught:
             check_out(path)
         assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_a_look_at_a_link_to_nowhere_makes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "deeper")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    check_out(tmp_path / "link")
+    assert not (tmp_path / "there").exists()
+    with pytest.raises(NccluprobeError):
+        check_out(tmp_path / "round")

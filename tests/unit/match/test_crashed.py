@@ -228,18 +228,25 @@ def test_a_small_send_that_is_not_received_is_no_fault_else(more: dict[str, Any]
 
 
 def beside_devices_that_stand(
-    ended: float = 0.05, called: float = 0.0, **end: Any
+    ended: float = 0.05, called: float = 0.0, later: int = 0, **end: Any
 ) -> tuple[set[tuple[str, int]], list[Finding]]:
-    """Rank 0 misses rank 1, that is silent as rank 2 is; rank 3 ends, in calls of its own."""
+    """Rank 0 misses rank 1, that is silent as rank 2 is; rank 3 ends, in calls of its own.
+
+    ``later``: so many steps the others still make, a second each, before they stand.
+    """
     job = Job()
     comms = job.world(4)
     t = steps(comms, 5, stream=0)
     pair = [comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 1))]
     t = steps(pair, 3, start=t + 3, stream=0)
-    pair[0].proc.call(pair[0], "ncclAllReduce", t, stream=0)
+    three = [comms[r].proc.comm("00000000000000dd", r, 3) for r in range(3)]
+    for i in range(later):
+        for c in (*three, *pair):
+            c.proc.call(c, "ncclAllReduce", t + 1 + i, stream=0)
+    pair[0].proc.call(pair[0], "ncclAllReduce", t + later + bool(later), stream=0)
     own = comms[3].proc.comm("00000000000000cc", 0, 1)
     own.proc.call(own, "ncclAllReduce", t + called, stream=1)
-    cover(job.procs[:3], t + 400)
+    cover(job.procs[:3], t + later + 400)
     job.procs[3].cover(0.5, t + ended)
     job.procs[3].end(t + ended, **end)
     found = [f for f in analyze_job(job) if f.state == "open"]
@@ -259,8 +266,8 @@ def test_who_crashed_beside_devices_that_stand_is_named(end: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     "more",
-    [{"code": 0}, {"ended": 20.0, "called": 19.0, **CRASH}],
-    ids=["in order", "long after the others stood"],
+    [{"code": 0}, {"ended": 20.0, "called": 19.0, **CRASH}, {"later": 60, **CRASH}],
+    ids=["in order", "long after the others stood", "long before they stood"],
 )
 def test_who_ended_otherwise_is_not_named_beside_them(more: dict[str, Any]) -> None:
     named, found = beside_devices_that_stand(**more)
