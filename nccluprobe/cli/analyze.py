@@ -70,7 +70,7 @@ def analyze(
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
     for folder in folders:
         if not folder.exists():
-            raise NccluprobeError(f"{folder}: no such folder", ExitCode.NO_TRACE)
+            raise NccluprobeError(f"{folder}: no such file or folder", ExitCode.NO_TRACE)
     check_kind(source)
     found = find(folders, source)
     session = Session(found, options, run_id, as_json)
@@ -127,6 +127,10 @@ def _nothing_read(session: Session, folders: list[Path], run_id: str | None) -> 
         return NccluprobeError(
             f"--run-id {run_id}: no trace of that run; there are: {', '.join(known[:20])}{more}",
             ExitCode.NO_TRACE,
+        )
+    if session.reader.counts.unreadable_files:
+        return NccluprobeError(
+            f"no trace could be read: {session.reader.counts.examples[0]}", ExitCode.NO_TRACE
         )
     return NccluprobeError(
         f"no readable trace in {', '.join(map(str, folders))}; "

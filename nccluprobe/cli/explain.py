@@ -61,7 +61,7 @@ def explain(
     for run in runs:
         if not run.exists():
             raise NccluprobeError(
-                f"{run}: no such folder; give explain RUN... FINDING_ID", ExitCode.NO_TRACE
+                f"{run}: no such file or folder; give explain RUN... FINDING_ID", ExitCode.NO_TRACE
             )
     check_kind(source)
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)

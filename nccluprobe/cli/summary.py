@@ -9,7 +9,7 @@ from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.names import named, numbers
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Process, Who
-from nccluprobe.match.status import is_silent
+from nccluprobe.match.status import is_silent, ranks_text
 from nccluprobe.match.waits import Wait
 from nccluprobe.report.text import Summary
 from nccluprobe.trace.heartbeats import HeartbeatReader
@@ -132,6 +132,29 @@ def phase_notes(matcher: Matcher) -> list[str]:
     return found[:_LISTED] + ([f"and {more} more ranks in a phase"] if more > 0 else [])
 
 
+def untraced_notes(matcher: Matcher) -> list[str]:
+    """Communicators of which some ranks have no trace: whether these came is not known."""
+    found: list[tuple[int, str]] = []
+    for comm in matcher.comms.values():
+        seen = {e.comm_rank for e in comm.endpoints.values()}
+        lacking = sorted(set(range(comm.key.nranks)) - seen)
+        if not lacking or None in seen or comm.over:
+            continue
+        ends = [(e, e.process.end, matcher.now_of(e.process.source)) for e in comm.members()]
+        quiet = [(now if end is None else min(now, end.t)) - e.last_t for e, end, now in ends]
+        still = min(quiet, default=0)
+        ranks = f"rank{'s' if len(lacking) > 1 else ''} {ranks_text(lacking)}"
+        text = f"not traced: {ranks} of communicator {comm.label}"
+        if still >= matcher.options.missing_after:
+            text += f"; no other one has made a call on it for {still / 1e9:.0f} s"
+        found.append((-comm.key.nranks, text))
+    found.sort()
+    notes = [text for _, text in found[:_LISTED]]
+    if len(found) > _LISTED:
+        notes.append(f"and ranks of {len(found) - _LISTED} more communicators are not traced")
+    return notes
+
+
 def clock_notes(matcher: Matcher) -> list[str]:
     """Whose clock is not that of this machine, as far as files tell that grow."""
     found = [
@@ -186,6 +209,7 @@ def summary_of(
             f"{counts.captured} calls were captured into a CUDA graph: its replays call no NCCL "
             "function and are not seen, so ranks may stand apart inside a graph"
         )
+    notes += untraced_notes(matcher)
     notes += clock_notes(matcher)
     notes += waiting_notes(matcher)
     notes += phase_notes(matcher)

@@ -21,10 +21,10 @@ from nccluprobe.match.model import ProcessKey
 from nccluprobe.match.pipeline import Analysis
 
 _NAMES = {
-    FR: "flight recorder dumps",
-    RAS: "RAS reports",
-    INSPECTOR: "Inspector files",
-    NCCL_LOG: "NCCL logs",
+    FR: "flight recorder dump",
+    RAS: "RAS report",
+    INSPECTOR: "Inspector file",
+    NCCL_LOG: "NCCL log",
 }
 
 
@@ -46,7 +46,7 @@ class Imported:
 
     def all_notes(self) -> list[str]:
         """Notes and problems as lines for people."""
-        lines = [f"{n} {_NAMES[kind]} read" for kind, n in self.files.items()]
+        lines = [f"{n} {_NAMES[k]}{'s' if n > 1 else ''} read" for k, n in self.files.items()]
         problems = self.told.problems
         lines += self.notes + problems[:20]
         if len(problems) > 20:

@@ -189,7 +189,8 @@ def _next_step(f: Finding) -> str | None:
     if reason in _OF_THE_LIVING:
         return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
     if reason in ("rank_exit_or_crash_suspected", "rank_exited"):
-        return f"look at the end of the log of pid {pid} on {host}, and at dmesg for an OOM kill"
+        text = f"look at the end of the log of pid {pid} on {host}"
+        return text + (", and at dmesg for an OOM kill" if where.get("exit_code") is None else "")
     if reason == "rank_not_observed":
         return f"see whether the collector on {host} runs"
     if reason == "probe_event_loss_possible":

@@ -94,7 +94,7 @@ def test_every_kind_of_finding_follows_the_schema() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["analyze", "/nonexistent"], 12, "no such folder"),
+        (["analyze", "/nonexistent"], 12, "no such file or folder"),
         (["analyze"], 2, ""),
         (["analyze", "--frobnicate", "."], 2, ""),
         (["nonsense"], 2, ""),
@@ -119,6 +119,17 @@ def test_explain_shows_the_calls_around_a_finding(tmp_path: Path) -> None:
     first = text.index("rank 3: pid 1003 on node0")
     assert first < text.index("rank 0: pid 1000 on node0")
     assert "no call for 61.1 s: its main thread is running outside NCCL" in text
+
+
+def test_ranks_without_a_trace_are_told_where_nothing_is_found(tmp_path: Path) -> None:
+    hung().write(tmp_path)
+    (missing,) = tmp_path.rglob("rank_3*.jsonl")
+    missing.unlink()
+    done = run("analyze", tmp_path)
+    text = " ".join(done.stdout.split())
+    assert text.startswith("No finding.") and done.returncode == 0
+    assert "not traced: rank 3 of communicator" in text
+    assert "no other one has made a call on it for 61 s" in text
 
 
 def test_a_hung_job_that_was_ended_is_not_called_alive(tmp_path: Path) -> None:
