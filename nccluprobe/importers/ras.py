@@ -305,7 +305,8 @@ def items(report: Report, numbers: Numbers) -> Iterator[list[m.Item]]:
         for r in comm.ranks:
             by_process.setdefault((r.host, r.pid), []).append((comm, r))
     for (host, pid), ranks in sorted(by_process.items()):
-        largest = max(ranks, key=lambda x: x[0].nranks)
+        largest = max((c for c, _ in ranks), key=lambda c: c.nranks)
+        own = [r.rank for c, r in ranks if c is largest]
         source = numbers.take()
         traced = (host, pid) in numbers.known
         look = m.Looked(
@@ -313,7 +314,7 @@ def items(report: Report, numbers: Numbers) -> Iterator[list[m.Item]]:
             key=numbers.key("ras", host, pid),
             t=report.t,
             host=host,
-            rank=largest[1].rank,
+            rank=own[0] if len(own) == 1 else None,  # it may drive several GPUs
             alive=all(r.alive for _, r in ranks),
             main="unknown",
             syscall=None,

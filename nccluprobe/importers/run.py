@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,14 +72,14 @@ def import_files(found: Found, analysis: Analysis) -> Imported:
     if files := found.files.get(INSPECTOR):
         inspector = Inspector(analysis.table, numbers, done.told)
         for path in _readable(files, INSPECTOR, done):
-            inspector.read(path)
+            _read(inspector.read, path, done)
         for items in inspector.items():
             analysis.take(items)
         done.good += len(inspector.processes)
     if files := found.files.get(NCCL_LOG):
         log = NcclLog(analysis.table, numbers, done.told)
         for path in _readable(files, NCCL_LOG, done):
-            log.read(path)
+            _read(log.read, path, done)
         for items in log.items(analysis.matcher.options.missing_after):
             analysis.take(items)
         done.good += len(log.processes)
@@ -109,6 +109,13 @@ def _readable(files: list[tuple[str, int]], kind: str, done: Imported) -> Iterat
             continue
         done.files[kind] = done.files.get(kind, 0) + 1
         yield path
+
+
+def _read(read: Callable[[str], None], path: str, done: Imported) -> None:
+    try:
+        read(path)
+    except OSError as error:
+        done.told.problem(f"{path}: not read to its end: {error.strerror}")
 
 
 def _flight_recorder(

@@ -16,6 +16,7 @@ from nccluprobe.match.signature import Signature, SignatureTable
 from nccluprobe.match.status import (
     absent_reason,
     coverage_of,
+    crashed_alone,
     end_reason,
     ended_abruptly,
     inside_end,
@@ -236,7 +237,7 @@ def _not_observed(o: OpenSlot, silent: list[Endpoint], ctx: Context) -> _Verdict
 def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool:
     """Whether others waited on after it had ended: a whole job going down is no hang."""
     grace = min(ctx.options.silent_after, ctx.options.missing_after)
-    if e.end is None and ended_abruptly(e.process):
+    if e.end is None and crashed_alone(e.process, (x.process for x in o.entered)):
         grace = 0
     if e.end is not None and e.end.how == "abort" and _broke_down(o, ended_at):
         grace = 0  # an abort is no orderly end: they went down because of it

@@ -21,7 +21,7 @@ from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
 from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import ended_abruptly, is_silent, left_at
+from nccluprobe.match.status import crashed_alone, is_silent, left_at
 from nccluprobe.match.waits import Wait, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
@@ -120,7 +120,7 @@ class Graph:
 
     def _stayed(self, w: Wait, e: Endpoint, gone: int) -> bool:
         """Whether somebody who waits in it was still there long after one had gone."""
-        abrupt = e.end is None and ended_abruptly(e.process)
+        abrupt = e.end is None and crashed_alone(e.process, (x.process for x in w.entered))
         grace = min(SECOND, self.silent_after) if abrupt else self.silent_after
         ends = (left_at(x) for x in w.entered if x is not e)
         nows = (self.now.get(x.process.source, 0) for x in w.entered if x is not e)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.names import capital, named
-from nccluprobe.match.status import end_reason, ended_abruptly, left_at, rank_status
+from nccluprobe.match.status import crashed_alone, end_reason, ended_abruptly, left_at, rank_status
 from nccluprobe.match.waits import seen_in
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def gone_under(w: Wait, ctx: Context) -> list[Endpoint]:
         at = left_at(e)
         if at is None:
             continue
-        abrupt = e.end is None and ended_abruptly(e.process)
+        abrupt = e.end is None and crashed_alone(e.process, (x.process for x in w.entered))
         grace = 0 if abrupt else min(ctx.options.silent_after, ctx.options.missing_after)
         until = max((waiting_until(x, ctx) for x in w.entered if x is not e), default=0)
         if until - max(at, w.first) > grace:

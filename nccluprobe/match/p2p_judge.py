@@ -27,6 +27,7 @@ from nccluprobe.match.p2p_units import Peer, Unit, buffered, units_of
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import (
     absent_reason,
+    crashed_alone,
     end_reason,
     ended_abruptly,
     is_silent,
@@ -218,9 +219,9 @@ class Judge:
         since = max(unit.t, last)
         ended = left_at(e)
         if ended is not None:
-            first = e.end is not None and ended == e.end.t
-            abrupt = e.end is None and ended_abruptly(p)
+            abrupt = e.end is None and crashed_alone(p, (unit.endpoint.process,))
             grace = 0 if abrupt else min(opt.silent_after, opt.missing_after)
+            first = e.end is not None and ended == e.end.t
             reason = "rank_ended_communicator" if first else end_reason(p)
             if self._lost_before_end(e, unit):
                 return Peer(e, "probe_event_loss_possible", until - since, loss=True)
@@ -253,8 +254,7 @@ class Judge:
         """Whether a peer that came to an orderly end may have made it all the same."""
         if ended_abruptly(e.process) or (e.end is not None and e.end.how == "abort"):
             return False
-        side = self.side(e)
-        if side is not None and side.queued:
+        if (side := self.side(e)) is not None and side.queued:
             return bool(e.process.lost)
         return self.may_have(e, unit)
 

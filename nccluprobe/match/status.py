@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from nccluprobe.match.align import AMBIGUOUS, BASES, UNKNOWN
@@ -98,6 +99,25 @@ def ended_abruptly(p: Process) -> bool:
     if end.how == "signaled" or end.signal:
         return end.signal not in (SIGINT, SIGTERM, None)
     return end.code is not None and end.code not in _POLITE_CODES
+
+
+#: Processes of one job that are killed by one signal within this time went together, ns.
+_TOGETHER = 5 * SECOND
+
+
+def crashed_alone(p: Process, others: Iterable[Process]) -> bool:
+    """Whether a process ended abruptly, and the others are there, or ended in another way.
+
+    Who kills a job as a whole reaches one rank first, be it by milliseconds.
+    """
+    end = p.end
+    if end is None or not ended_abruptly(p):
+        return False
+    ends = [x.end for x in others if x is not p]
+    together = [
+        x is not None and x.signal == end.signal and abs(x.t - end.t) <= _TOGETHER for x in ends
+    ]
+    return not (end.signal and together and all(together))
 
 
 def stood_till_end(p: Process) -> bool:

@@ -111,6 +111,19 @@ def test_two_reports_in_which_a_rank_stands_behind(tmp_path: Path) -> None:
     assert result.findings[0].comm_uid_hash == "a1349768e9517ed7"
 
 
+def test_a_process_that_drives_several_gpus_has_no_one_rank_of_the_job(tmp_path: Path) -> None:
+    for t in (0, 400):
+        content = report(t, {0: 9, 1: 8})
+        content["communicators"][0]["size"] = 2
+        for r in content["communicators"][0]["ranks"]:
+            r["pid"] = 7
+        write(tmp_path / f"ras{t}.json", content)
+    result = Result(tmp_path)
+    (found,) = result.findings
+    assert found.details["missing_comm_ranks"] == [1]
+    assert [(n["pid"], n["rank"]) for n in found.named] == [(7, None)]
+
+
 def test_one_report_is_a_look_only(tmp_path: Path) -> None:
     write(tmp_path / "ras.json", report(0, {0: 9, 1: 9, 2: 8, 3: 9}))
     result = Result(tmp_path)

@@ -307,3 +307,30 @@ def test_who_ended_in_order_is_not_where_its_last_calls_may_have_been_lost() -> 
 
 def test_who_ended_in_order_after_they_came_is_not() -> None:
     assert 2 not in left_before_others_came(0.0)[1]
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [(9, set()), (15, {3}), (None, {3})],
+    ids=["killed together", "the launcher ended the others", "the others are there"],
+)
+@pytest.mark.parametrize("transfer", [False, True])
+def test_who_was_killed_a_moment_before_the_others_did_not_leave_them(
+    others: int | None, named: set[int], transfer: bool
+) -> None:
+    """Of a healthy job that is killed as a whole one rank is reached first, and others wait."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 20)
+    for c in comms[:3]:
+        more = {"peer": 3, "count": 1 << 20} if transfer else {}
+        api = "ncclRecv" if transfer else "ncclAllReduce"
+        c.proc.call(c, api, t, state="inside", **more)
+    end = t + 20
+    cover(job.procs, end - 0.2 if others else end + 400)
+    job.procs[3].end(end, "signaled", signal=9)
+    for p in job.procs[:3] if others else ():
+        p.end(end + 0.01, "signaled", signal=others)
+    found = [f for f in analyze_job(job) if f.state == "open"]
+    assert {d["rank"] for f in found if f.role == "root_cause" for d in f.named} == named
+    assert bool(found) == bool(named)
