@@ -116,7 +116,7 @@ class Graph:
         others = [x for x in self.blockers.get(e.actor, ()) if x is not w and x.first <= gone]
         if any(x.first + _GAVE_UP <= gone for x in others):
             return False
-        return not others or self._stayed(w, e, gone)
+        return self._stayed(w, e, gone)
 
     def _stayed(self, w: Wait, e: Endpoint, gone: int) -> bool:
         """Whether somebody who waits in it was still there long after one had gone."""

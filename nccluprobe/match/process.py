@@ -21,6 +21,8 @@ _KEPT_WAITS = 512
 _ALIKE = 100_000_000
 #: Collectors tell once a second how far they have seen, ns.
 _TOLD = 1_500_000_000
+#: Processes of one job that end within this time may have been killed as one, ns.
+TOGETHER = 5_000_000_000
 
 
 #: A process: its key, or the number of a source that has not said whose it is.
@@ -120,6 +122,12 @@ class Process:
     def sees_completion(self) -> bool:
         """Whether its source tells what has completed: neither a probe nor NCCL's log."""
         return self.info is not None and self.info.front not in ("ebpf", "preload", "nccl log")
+
+    def outlived(self, other: Process) -> bool:
+        """Whether it was there when another one had ended: not both as a job was killed."""
+        if other.end is None or not other.ended:
+            return False
+        return self.end is None or not self.ended or self.end.t - other.end.t > TOGETHER
 
     @property
     def boot_id(self) -> str:

@@ -104,7 +104,7 @@ def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str
     for w in waits:
         for e in w.absent:
             last[e.process.who] = max(last.get(e.process.who, 0), e.last_t)
-            if e.process.ended:
+            if e.process.ended and any(x.process.outlived(e.process) for x in w.entered):
                 ended.add(e.process.who)
     for f in findings:
         if f.hang_type not in _STOPS or id(f) in own:

@@ -10,7 +10,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import seconds
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.process import Inside, Process
+from nccluprobe.match.process import TOGETHER, Inside, Process
 
 #: Clocks of two hosts that say nothing of their error may differ by this much.
 UNKNOWN_CLOCK = 1 * SECOND
@@ -101,10 +101,6 @@ def ended_abruptly(p: Process) -> bool:
     return end.code is not None and end.code not in _POLITE_CODES
 
 
-#: Processes of one job that are killed by one signal within this time went together, ns.
-_TOGETHER = 5 * SECOND
-
-
 def crashed_alone(p: Process, others: Iterable[Process]) -> bool:
     """Whether a process ended abruptly, and the others are there, or ended in another way.
 
@@ -115,7 +111,7 @@ def crashed_alone(p: Process, others: Iterable[Process]) -> bool:
         return False
     ends = [x.end for x in others if x is not p]
     together = [
-        x is not None and x.signal == end.signal and abs(x.t - end.t) <= _TOGETHER for x in ends
+        x is not None and x.signal == end.signal and abs(x.t - end.t) <= TOGETHER for x in ends
     ]
     return not (end.signal and together and all(together))
 
