@@ -102,18 +102,17 @@ def ended_abruptly(p: Process) -> bool:
 
 
 def crashed_alone(p: Process, others: Iterable[Process]) -> bool:
-    """Whether a process ended abruptly, and the others are there, or ended in another way.
+    """Whether a process ended abruptly, and none of the others in the same way at that time.
 
-    Who kills a job as a whole reaches one rank first, be it by milliseconds.
+    Who kills a job as a whole reaches one rank first, be it by milliseconds, and of those that
+    give up together, as PyTorch's watchdogs do, one is the first.
     """
     end = p.end
     if end is None or not ended_abruptly(p):
         return False
-    ends = [x.end for x in others if x is not p]
-    together = [
-        x is not None and x.signal == end.signal and abs(x.t - end.t) <= TOGETHER for x in ends
-    ]
-    return not (end.signal and together and all(together))
+    ends = [x.end for x in others if x is not p and x.end is not None]
+    alike = any(x.signal == end.signal and abs(x.t - end.t) <= TOGETHER for x in ends)
+    return not (end.signal and alike)
 
 
 def stood_till_end(p: Process) -> bool:
