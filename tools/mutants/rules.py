@@ -27,6 +27,7 @@ EXCUSED: dict[str, str] = {
     "endpoint.Endpoint._take_fast -> False": "spares looking at each row, which says the same",
     "endpoint.Endpoint._resolve_groups": "spares looking at each row, which says the same",
     "p2p_queue.Side._take_fast -> False": "spares looking at each row, which says the same",
+    "device_ran.note_ended": "spares running again what ended long ago, which says the same",
     "children.Children.any_made -> True": "spares asking each member, which says the same",
     "p2p.P2P._alone -> True": "spares looking at each channel again, which says the same",
     "p2p.P2P._somebody_quiet -> True": "spares running the devices while nobody is held",

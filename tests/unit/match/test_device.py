@@ -256,6 +256,20 @@ def test_crossed_streams_of_a_job_that_was_killed_as_it_hung(
     assert ("p2p_order_inversion" in kinds(found)) == told
 
 
+@pytest.mark.parametrize("code", [0, None])
+def test_crossed_streams_of_ranks_that_ended_in_order_hold_up_nobody(code: int | None) -> None:
+    """A rank that ends by itself did not wait; ``None``: both are there."""
+    job, (cs,) = world(4)
+    post(cs[0], SEND, 1, 5)
+    for c in cs:
+        c.proc.call(c, AR, 6, stream=0)
+    post(cs[1], RECV, 0, 7)
+    cover(job.procs, 400)
+    for c in cs[:2] if code == 0 else ():
+        c.proc.end(400, code=code)
+    assert ("p2p_order_inversion" in kinds(analyze_job(job))) == (code is None)
+
+
 def behind_a_receive(stream: int) -> list[Finding]:
     """Rank 2 receives from rank 1, then all call on Y; rank 1 never sends."""
     job, (xs, ys) = world(4, comms=2)
