@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _canary import PLAIN, SIM, Attach, end, table
+from _shared import PLAIN, SIM, Attach, end, table
 
 from nccluprobe.canary.ranks import free_port
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _canary import Attach, analyze, canary, end, table
+from _shared import Attach, analyze, canary, end, table
 
 from nccluprobe.canary.truth import Verdict, compare, truths
 
@@ -70,7 +70,7 @@ def run(kind: str, text: str, work: Path, out: Path) -> tuple[Verdict, float, st
             planted = truths(truth_file.read_text().splitlines()) if truth_file.exists() else []
             if not traces.exists() or (text and not planted):
                 continue
-            findings, report = analyze(traces, work / "findings" / kind)
+            findings, report, _ = analyze(traces, out=work / "findings" / kind)
             verdict = compare(planted[0] if planted else None, findings)
             watched = bool(text) or time.monotonic() - started > HEALTHY_S
             if verdict.right and watched:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _canary import Attach, analyze, canary, table
+from _shared import Attach, analyze, canary, table
 
 from nccluprobe.canary.truth import compare, truths
 
@@ -46,7 +46,7 @@ def main() -> int:
         finally:
             attach.stop()
         traces = work / "traces" / "tracing" / run_id
-        findings, report = analyze(traces, work / "findings")
+        findings, report, _ = analyze(traces, out=work / "findings")
         rows = []
         for file in sorted(traces.glob("*.jsonl")):
             lines = map(json.loads, file.read_text().splitlines())

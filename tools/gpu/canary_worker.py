@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from _canary import SIM
+from _shared import SIM
 
 from nccluprobe.canary import DeviceBuffer, NcclBackend
 from nccluprobe.canary.datatypes import decode

@@ -11,10 +11,9 @@ Kinds: plain and coalesced (see sources_worker.py), timed (TORCH_NCCL_ENABLE_TIM
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from _canary import PLAIN, Attach, end, table
+from _shared import Attach, analyze, end, table
 
 #: Fault -> who is to blame; several: any of them, "": nobody, as two ranks that differ are equals.
 TRUTH = {
@@ -151,38 +150,19 @@ class Job:
         finally:
             for p in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(p.pid, 18)  # SIGCONT
+                    os.kill(p.pid, signal.SIGCONT)
                 end(p)
 
 
-def blame(out: Path, name: str, *arguments: str) -> str:
-    """Whom a source blames: ranks, "" nobody, and the kinds of the root causes."""
+def blame(out: Path, name: str, *what: str) -> str:
+    """Whom a source blames: ranks or "nobody", the kinds of the root causes, the exit code."""
     folder = out / "findings" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    done = subprocess.run(
-        [
-            *(*PLAIN, "analyze", *arguments, "--missing-after", "2", "--late-after", "1"),
-            *("--error-after", "4", "--out", str(folder)),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    (folder / "report.txt").write_text(done.stdout + done.stderr)
-    file = folder / "findings.jsonl"
-    newest: dict[str, dict[str, object]] = {}
-    for line in file.read_text().splitlines() if file.exists() else []:
-        found = json.loads(line)
-        newest[found["id"]] = found
-    causes = [
-        f for f in newest.values() if f.get("role") == "root_cause" and f.get("state") != "resolved"
-    ]
-    ranks = {str(c.get("rank")) for f in causes for c in f.get("culprits") or []}  # type: ignore[attr-defined]
-    kinds = sorted({str(f["hang_type"]) for f in causes})
-    return f"{','.join(sorted(ranks)) or 'nobody'} {' '.join(kinds)} ({done.returncode})"
+    findings, report, code = analyze(*what, out=folder)
+    (folder / "report.txt").write_text(report)
+    causes = [f for f in findings if f["role"] == "root_cause" and f["state"] == "open"]
+    ranks = sorted({str(c["rank"]) for f in causes for c in f["culprits"]})
+    kinds = sorted({f["hang_type"] for f in causes})
+    return f"{','.join(ranks) or 'nobody'} {' '.join(kinds)} ({code})"
 
 
 def sources(job: Job, traces: Path) -> dict[str, list[str]]:

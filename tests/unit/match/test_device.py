@@ -224,13 +224,18 @@ def test_a_call_whose_group_has_not_ended_has_not_begun() -> None:
     assert stuck(job) >= {(2, 0), (1, 1)}
 
 
-def test_what_two_crossed_streams_hold_is_found_among_sends_and_calls() -> None:
-    """Both made both; the orders on one stream exclude each other."""
+def crossed_streams() -> tuple[Job, list[Comm]]:
+    """Two made both, a send and a call; the orders on one stream exclude each other."""
     job, (cs,) = world(4)
     post(cs[0], SEND, 1, 5)
     for c in cs:
         c.proc.call(c, AR, 6, stream=0)
     post(cs[1], RECV, 0, 7)
+    return job, cs
+
+
+def test_what_two_crossed_streams_hold_is_found_among_sends_and_calls() -> None:
+    job, _ = crossed_streams()
     cover(job.procs, 400)
     assert kinds(analyze_job(job)) == {"p2p_order_inversion"}
 
@@ -241,11 +246,7 @@ def test_crossed_streams_of_a_job_that_was_killed_as_it_hung(
     stood: float, told: bool, number: int
 ) -> None:
     """What stood for long before the end was not brought about by it."""
-    job, (cs,) = world(4)
-    post(cs[0], SEND, 1, 5)
-    for c in cs:
-        c.proc.call(c, AR, 6, stream=0)
-    post(cs[1], RECV, 0, 7)
+    job, cs = crossed_streams()
     cover(job.procs, 7 + stood)
     for i, c in enumerate(cs):
         c.proc.end(7 + stood + i / 10, "signaled", signal=number)
@@ -259,11 +260,7 @@ def test_crossed_streams_of_a_job_that_was_killed_as_it_hung(
 @pytest.mark.parametrize("code", [0, None])
 def test_crossed_streams_of_ranks_that_ended_in_order_hold_up_nobody(code: int | None) -> None:
     """A rank that ends by itself did not wait; ``None``: both are there."""
-    job, (cs,) = world(4)
-    post(cs[0], SEND, 1, 5)
-    for c in cs:
-        c.proc.call(c, AR, 6, stream=0)
-    post(cs[1], RECV, 0, 7)
+    job, cs = crossed_streams()
     cover(job.procs, 400)
     for c in cs[:2] if code == 0 else ():
         c.proc.end(400, code=code)

@@ -1,4 +1,4 @@
-"""What the canary's scripts for machines with GPUs share."""
+"""What scripts for machines with GPUs share."""
 
 from __future__ import annotations
 
@@ -57,24 +57,28 @@ class Attach:
             self.process.wait()
 
 
-def analyze(folder: Path, out: Path) -> tuple[list[dict[str, Any]], str]:
-    """Findings, and the report, at thresholds of seconds."""
+def analyze(*what: str | Path, out: Path) -> tuple[list[dict[str, Any]], str, int]:
+    """Findings, as each was written last, the report, and the exit code, at thresholds of seconds.
+
+    ``what``: paths, and options before them.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    (out / "findings.jsonl").unlink(missing_ok=True)
+    file = out / "findings.jsonl"
+    file.unlink(missing_ok=True)
     done = subprocess.run(
         [
-            *(*PLAIN, "analyze", str(folder), "--missing-after", "2", "--late-after", "1"),
+            *(*PLAIN, "analyze", *map(str, what), "--missing-after", "2", "--late-after", "1"),
             *("--error-after", "4", "--out", str(out)),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
-    file = out / "findings.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines], done.stdout + done.stderr
+    found = {f["id"]: f for f in map(json.loads, lines)}
+    return list(found.values()), done.stdout + done.stderr, done.returncode
 
 
 def end(process: subprocess.Popen[Any]) -> None:
