@@ -262,8 +262,10 @@ def _deadlock(
 
 
 def _left(e: Endpoint) -> bool:
-    """Whether it went by itself: of a job that is killed as it hangs, what was so stands."""
-    return e.end is not None or (e.process.ended and not stood_till_end(e.process))
+    """Whether it went by itself: what stood until it was aborted, or killed with its job, stood."""
+    if e.end is not None:
+        return e.end.how != "abort"
+    return e.process.ended and not stood_till_end(e.process)
 
 
 def _is_filled(part: Part) -> bool:

@@ -291,3 +291,19 @@ def test_a_call_of_all_behind_a_receive_shuts_out_its_send() -> None:
 def test_on_another_stream_the_call_ends_and_the_send_may_come() -> None:
     found = behind_a_receive(stream=1)
     assert found and {f.severity for f in found} == {"notice"}
+
+
+@pytest.mark.parametrize("who", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("stood", "how", "told"),
+    [(200.0, "abort", True), (3.0, "abort", False), (200.0, "destroy", False)],
+)
+def test_crossed_streams_that_stood_until_they_were_aborted(
+    stood: float, how: str, told: bool, who: int
+) -> None:
+    """Some or all give up: that they stood is as true as before.  Who destroys was done."""
+    job, cs = crossed_streams()
+    cover(job.procs, 400)
+    for c in cs[:who]:
+        c.proc.comm_end(c, 7 + stood, how)
+    assert ("p2p_order_inversion" in kinds(analyze_job(job))) == told
