@@ -143,6 +143,10 @@ class RingFile:
         rows: np.ndarray[Any, Any] = np.frombuffer(data, layout.RECORD, len(data) // SIZE).copy()
         return rows
 
+    def _taken_over(self) -> bool:
+        """Whether another collector has read some of it before us."""
+        return any(r.saved[0] or r.overwritten for r in self._readers)
+
     # -- records
 
     def take(self, now: int) -> bytes:
@@ -155,7 +159,7 @@ class RingFile:
             if part.size:
                 parts.append(part)
         parts += self._ended_inside(slots)
-        if not self._introduced and (parts or self.dead):
+        if not self._introduced and (parts or self.dead or self._taken_over()):
             self._introduced = True
             births = self._births(parts)
             if births.size:
@@ -206,7 +210,7 @@ class RingFile:
 
     def _births(self, parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """What made the communicators that live now, where its record is not to come."""
-        if not any(r.saved[0] or r.overwritten for r in self._readers):
+        if not self._taken_over():
             return np.empty(0, layout.RECORD)
         count = min(self.header.births, self._header().births_made)
         data = os.pread(self._fd, count * layout.BIRTH.itemsize, self.header.births_at)

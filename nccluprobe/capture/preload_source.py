@@ -22,6 +22,7 @@ _ALIVE_NS = 200_000_000  # between looks whether processes live
 _EXEC_NS = 5_000_000_000  # and whether they still map their file
 _LINGER_NS = 3_000_000_000  # a dead process's file, for the collector's last questions
 _LOOK_TWICE_NS = 1_000_000_000  # the collector looks twice at a call that is inside
+_NEVER_NS = 1 << 62
 _MAX_FILES = 16384
 
 
@@ -160,7 +161,10 @@ class PreloadSource:
                 table[key] = n
         file.close(remove=not self._keep)
         self._by_key.pop(key, None)
-        self._rings.pop(file.path[len(self._folder) + 1 :], None)
+        name = file.path[len(self._folder) + 1 :]
+        self._rings.pop(name, None)
+        if self._keep:  # read once
+            self._skipped[name] = _NEVER_NS
 
     # -- Source
 

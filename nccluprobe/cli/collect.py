@@ -94,13 +94,20 @@ def _collect(
         while not stop.is_set():
             collector.step()
             stop.wait(PERIOD_S)
+    left = source.living()
     collector.close()
     losses = source.losses()
     source.close()
+    where_to = f"traces are in {out}" if collector.stats.traced else "no call was seen: no trace"
     say(
-        f"traces are in {out}; records overwritten unread: {sum(losses.overwritten.values())}, "
+        f"{where_to}; records overwritten unread: {sum(losses.overwritten.values())}, "
         f"lost: {sum(losses.by_process.values())}"
     )
+    if left:
+        say(
+            f"{left} process{'es' * (left != 1)} of the job still run: "
+            f"`nccluprobe collect {source.folder} --out {out}` stays with them"
+        )
 
 
 def _left(common: Path) -> list[Path]:

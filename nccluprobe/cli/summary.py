@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterator
 
+from nccluprobe import procinfo
+from nccluprobe.cli.ends import end_notes
 from nccluprobe.importers.run import Imported
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.names import named, numbers
@@ -26,7 +29,8 @@ def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
     for w in sorted(matcher.waits, key=lambda w: w.order):
         until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
         waited = (until - w.first) / 1e9
-        if w.finding is None and w.cause is None and w.absent and waited >= 1:
+        unseen = all(e.process.found_gone for e in w.entered)
+        if w.finding is None and w.cause is None and w.absent and (waited >= 1 or unseen):
             yield w, waited
 
 
@@ -51,9 +55,10 @@ def waiting_notes(matcher: Matcher) -> list[str]:
             continue
         if waited < limit and not any(e.process.in_phase for e in w.absent):
             short.append((w, waited))
+        least = " or more" if all(e.process.found_gone for e in w.entered) else ""
         found.append(
-            f"waiting for {waited:.0f} s, no finding: {named(w.entered, where)} in {w.label}; "
-            f"not there: {away}"
+            f"waiting for {waited:.0f} s{least}, no finding: {named(w.entered, where)} in "
+            f"{w.label}; not there: {away}"
         )
     more = len(found) - _LISTED
     rest = [f"and {more} more waits without a finding"] if more > 0 else []
@@ -107,7 +112,7 @@ def _shorter_limit(short: list[tuple[float, bool]], limit: float) -> list[str]:
     longest = max(waited for waited, _ in short)
     # Some less than they have lasted: who came later is to be found waiting, too.
     least = min(waited for waited, _ in short if waited >= longest / 2)
-    after = max(1, int(least * _SOME_LESS))
+    after = max(int(least * _SOME_LESS), min(1, int(least)))
     why = f"a wait is a finding from {limit:g} s on (--missing-after)"
     if all(ended for _, ended in short):
         return [f"{why}; who waited has ended, so none of these becomes one: {_TRY} {after}"]
@@ -211,6 +216,7 @@ def summary_of(
         )
     notes += untraced_notes(matcher)
     notes += clock_notes(matcher)
+    notes += end_notes(processes, procinfo.boot_id(), time.time_ns())
     notes += waiting_notes(matcher)
     notes += phase_notes(matcher)
     if refused := heartbeats.refused:

@@ -13,7 +13,7 @@ from nccluprobe.collect.decode import who_key
 from nccluprobe.collect.fast import outermost_end
 from nccluprobe.collect.ports import Procs
 from nccluprobe.nccl.api import BY_ID, Kind
-from nccluprobe.record import FLAG_ENTER_ONLY, KIND_CALL, Record
+from nccluprobe.record import FLAG_ENTER_ONLY, KIND_CALL, KIND_NEW_COMM, Record
 
 Key = tuple[int, int]
 
@@ -21,7 +21,8 @@ _MOST = 4096
 _MOST_BEFORE = 256
 _SWEEP = 64
 
-#: Calls that make a process one of a job: only these begin a file.
+#: Calls that make a process one of a job: only these begin a file.  A communicator that an
+#: earlier collector has the call of (KIND_NEW_COMM) does so, too.
 _BEGINS = frozenset(
     api.id
     for api in BY_ID.values()
@@ -36,12 +37,13 @@ def is_inside(rec: Record) -> bool:
 
 @dataclass
 class Stats:
-    """What became of records that are in no file."""
+    """What became of records, of those in no file above all."""
 
     denied: int = 0  # of processes that are not wanted
     late: int = 0  # of processes that had ended and were closed
     undecided: int = 0  # of processes that were gone before anyone could look
     before: int = 0  # before a process's first NCCL init or data call
+    traced: int = 0  # processes, not records: with a file
     skipped: int = 0  # lines, not records: of closed files, not written for want of room
 
 
@@ -102,7 +104,7 @@ class Admission:
             if waiting is None:
                 self._silence(key, rec)
                 return Verdict.DENIED, []
-        if rec.kind == KIND_CALL and rec.api in _BEGINS:
+        if rec.kind in (KIND_CALL, KIND_NEW_COMM) and rec.api in _BEGINS:
             del self._waiting[key]
             return Verdict.OPEN, waiting.before
         if not is_inside(rec):

@@ -267,6 +267,7 @@ class Collector:
         process.lost_queue = missed
         process.open_file(self._places.file(process, info), now)
         self._open[process.key] = process
+        self.stats.traced += 1
         losses, state = self.source.losses(), self._state(process)
         process.coverage(now, self._inflight.through.value, 0, losses, state)
         process.next_coverage = now + _COVERAGE_NS

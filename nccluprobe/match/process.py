@@ -66,6 +66,10 @@ class Process:
     #: Since when its main thread is in the state that coverage tells.
     main_since: int = 0
     end: m.ProcessEnd | None = None
+    #: Last sign of life that its trace shows.
+    alive_until: int = 0
+    #: When it was found gone, where nobody saw it end; 0: its end is known.
+    found_gone: int = 0
     #: Newest time in the trace, whatever the line.
     newest: int = 0
     #: Newest entry or exit of a call.
@@ -173,7 +177,9 @@ class Process:
             self.main_since = c.t
         self.coverage = c
         self.first_coverage = self.first_coverage or c.t
-        self.newest = max(self.newest, c.t, c.through)
+        if c.alive is not False:
+            self.alive_until = max(self.alive_until, c.t)
+            self.newest = max(self.newest, c.t, c.through)
         self.losses.covered(c)
         if not self._loss_n or c.lost != self._loss_n[-1]:
             self._loss_t.append(c.t)
@@ -209,6 +215,14 @@ class Process:
         here = self.losses.calls_after(comm, idx)
         return min(most, here + self.unplaced())
 
+    def note_end(self, end: m.ProcessEnd) -> None:
+        """It ended, or its tracing did."""
+        self.end = end
+        if end.how == "gone" and end.t - self.alive_until > TOGETHER:
+            self.found_gone = end.t
+        else:
+            self.newest = max(self.newest, end.t)
+
     def note_activity(self, a: m.Activity, shortest: int) -> None:
         """Note silences longer than ``shortest`` between calls."""
         if len(a.t_enter) == 0:
@@ -227,6 +241,7 @@ class Process:
             for i in np.flatnonzero(exits - a.t_enter > shortest):
                 self.note_wait(int(a.t_enter[i]), int(exits[i]))
         self.last_activity = max(self.last_activity, int(busy[-1]))
+        self.alive_until = max(self.alive_until, self.last_activity)
         self.newest = max(self.newest, self.last_activity)
 
     def silence_before(self, t: int, since: int) -> tuple[int, int] | None:
@@ -278,6 +293,7 @@ class Process:
         self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group, e.ord)
         self.newest = max(self.newest, e.t)
         self.last_activity = max(self.last_activity, e.t)
+        self.alive_until = max(self.alive_until, e.t)
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccluprobe.match import model as m
+from nccluprobe.match import unseen
 from nccluprobe.match.children import CHILD_CALLS, Children
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
@@ -281,9 +282,7 @@ class State:
             self._touch(e)
 
     def _process_end(self, end: m.ProcessEnd) -> None:
-        process = self._of(end.source)
-        process.end = end
-        process.newest = max(process.newest, end.t)
+        self._of(end.source).note_end(end)
 
     def _phase(self, p: m.Phase) -> None:
         self._of(p.source).phases.note(p)
@@ -300,6 +299,7 @@ class State:
             self.comms, self._home, lambda s: s not in self._unread, self.options.silent_after
         ):
             self._touched[key] = None
+        unseen.settle(self.processes.values(), self.jobs.same)
 
     def settle(self) -> None:
         """Close what can be closed; cheap, to be called after every round of reading."""

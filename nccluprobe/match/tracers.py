@@ -2,7 +2,8 @@
 
 A daemon that is started again, or a second one beside it, writes a trace of its
 own for each process.  The one that saw more speaks, as long as it goes on; when
-it has ended or fallen silent, another takes over, as if it had attached late.
+it has ended or fallen silent, another takes over, as if it had attached late.  One
+that saw no call takes over nothing: it tells only what became of the process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, MutableMapping
 
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.unseen import adopt
 
 At = tuple[int, int]
 
@@ -50,6 +52,11 @@ class Tracers:
             if comm is None or speaker is None:
                 del self._waiting[key, rank]
                 continue
+            if speaker.process.last_activity:
+                witnesses = [e for e in waiting if not e.process.last_activity]
+                for e in witnesses:
+                    adopt(speaker.process, e.process)
+                waiting = [e for e in waiting if e not in witnesses]
             newest = max(e.process.through for e in (speaker, *waiting))
 
             def over(e: Endpoint, newest: int = newest) -> bool:
@@ -58,14 +65,17 @@ class Tracers:
                 return read and not p.ended and newest - p.through > silent_after
 
             able = [e for e in waiting if not over(e)]
-            if not over(speaker):
+            if not speaker.process.last_activity and any(e.process.last_activity for e in waiting):
+                able = [e for e in waiting if e.process.last_activity]
+            elif not over(speaker):
                 # Files are read in any order: the one from the start may come second.
                 able = [e for e in able if speaker.late and not e.late and not comm.begun]
             if not able:
                 continue
             best = min(able, key=lambda e: (e.late, e.process.first_coverage))
-            waiting.remove(best)
-            waiting.append(speaker)
+            held = self._waiting[key, rank]
+            held.remove(best)
+            held.append(speaker)
             home.pop((speaker.info.source, speaker.info.id), None)
             home[best.info.source, best.info.id] = comm
             comm.replaced(rank, best)

@@ -157,6 +157,46 @@ def test_both_killed(
     assert [c["end"] for c in trace.of("call", count=4242)] == ["no_return"]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_killed_collector_had_read_all(
+    rank: Callable[..., subprocess.Popen[str]],
+    rings: Rings,
+    cli: Cli,
+    nccluprobe_command: list[str],
+    tmp_path: Path,
+    dies: bool,
+) -> None:
+    """What is left to tell: which communicators there are, no further call, and the end."""
+    process = rank(100, 0)
+    collector = subprocess.Popen(
+        [*nccluprobe_command, "collect", rings.folder, "--out", tmp_path / "first"],
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: any(len(numbers(t)) == 100 for t in read_traces(tmp_path / "first")), "calls")
+    time.sleep(0.3)
+    collector.kill()
+    collector.wait()
+    if dies:
+        process.kill()
+        process.wait()
+    trace = once(cli, rings, tmp_path / "second")
+    assert numbers(trace) == [] and trace.comms[0]["hash"]
+    assert trace.coverage["alive"] is not dies
+    assert trace.end and trace.end["how"] == ("gone" if dies else "detached")
+    if dies:
+        assert len(read_traces(tmp_path / "second")) == 1
+
+
+def test_rings_that_are_kept_are_read_once(
+    rank: Callable[..., subprocess.Popen[str]], rings: Rings, cli: Cli, tmp_path: Path
+) -> None:
+    process = rank(100, 0)
+    process.kill()
+    process.wait()
+    once(cli, rings, tmp_path / "out", "--keep")
+    assert len(read_traces(tmp_path / "out")) == 1 and rings.files
+
+
 def test_flight_recorder(
     rank: Callable[..., subprocess.Popen[str]], rings: Rings, cli: Cli, tmp_path: Path
 ) -> None:

@@ -91,6 +91,37 @@ def test_ranks_that_are_all_inside_are_told_too(tmp_path: Path, ended: bool) -> 
         assert code == ExitCode.NOTICES and "no finding:" not in text
 
 
+def test_an_end_that_nobody_saw_is_told(tmp_path: Path) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    for p in job.procs:
+        p.end(t + 1000, "gone", None)
+    job.write(tmp_path)
+    code, text, _ = command("analyze", tmp_path)
+    assert code == ExitCode.OK
+    assert "4 processes were found gone at 22:30:05 UTC, nobody saw when" in text
+    assert "waiting for 0 s or more, no finding: ranks 0-2" in text
+    assert "not there: rank 3" in text and "try --missing-after 0" in text
+    code, text, _ = command("analyze", tmp_path, "--missing-after", 0)
+    assert code == ExitCode.NOTICES and "Rank 3" in text
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_trace_that_stops_is_told_of_this_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    """Another machine's clock may be wrong by minutes."""
+    monkeypatch.setattr(
+        "nccluprobe.procinfo.boot_id", lambda: "boot-node0" if here else "boot-node1"
+    )
+    hung(tmp_path, 12)
+    _, text, _ = command("analyze", tmp_path)
+    said = "the traces of 4 processes stop at 22:13:37 UTC without an end"
+    assert (said in text) is here
+
+
 def test_no_limit_is_advised_where_nobody_waits(tmp_path: Path) -> None:
     job = Job()
     cover(job.procs, steps(job.world(4), 42) + 100)

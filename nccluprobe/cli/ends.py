@@ -1,0 +1,55 @@
+"""What a report says of ends that nobody saw, and of traces that stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from nccluprobe.match.process import Process
+
+#: A collector writes every second: whose trace is so much older has none any more, ns.
+_STOPPED = 10_000_000_000
+
+
+def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[str]:
+    """``boot_id`` and ``now`` (unix ns) are this machine's: only its own traces are old by it."""
+    notes = []
+    gone = {p.who: p for p in processes if p.found_gone and p.alive_until}
+    if gone:
+        last = max(p.end.t for p in gone.values() if p.end is not None)
+        found = min(p.found_gone for p in gone.values())
+        notes.append(
+            f"{_processes(len(gone))} found gone at {_clock(found)} UTC, nobody saw when: what is "
+            f"said of them is counted to {_clock(last)} UTC, the last sign of life"
+        )
+    seen = {p.who for p in processes if p.alive_until}
+    if unread := {p.who for p in processes if p.found_gone} - seen:
+        notes.append(
+            f"{_processes(len(unread))} found gone, and the calls were read by an earlier "
+            "collector: give its folder, too"
+        )
+    told = {p.who for p in processes if p.end is not None and p.end.how != "detached"}
+    stopped = {
+        p.who: p
+        for p in processes
+        if p.end is None and p.boot_id == boot_id and 0 < p.newest < now - _STOPPED
+    }
+    fresh = {p.who for p in processes if p.newest >= now - _STOPPED}
+    left = [p for who, p in stopped.items() if who not in told | fresh]
+    if left:
+        preload = any(p.info is not None and p.info.front == "preload" for p in left)
+        more = ": `nccluprobe collect --once` writes the rest" if preload else ""
+        notes.append(
+            f"the traces of {len(left)} process{'es' * (len(left) != 1)} stop at "
+            f"{_clock(max(p.newest for p in left))} UTC without an end, so their tracer was "
+            f"killed{more}"
+        )
+    return notes
+
+
+def _processes(n: int) -> str:
+    return "1 process was" if n == 1 else f"{n} processes were"
+
+
+def _clock(unix_ns: int) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(unix_ns // 10**9))
