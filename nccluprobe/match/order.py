@@ -167,6 +167,26 @@ def _silent_since(comm: Communicator) -> int:
     return max((e.last_t for e in comm.endpoints.values()), default=0)
 
 
+def _pairs(
+    chosen: dict[CommKey, Communicator],
+    members: dict[CommKey, _Members],
+    of_actor: dict[Actor, list[CommKey]],
+) -> dict[tuple[CommKey, CommKey], tuple[Communicator, Communicator]]:
+    """Pairs of communicators that somebody uses both, the first ones by their keys.
+
+    Ranks of thousands of communicators have millions of pairs: no more are made than looked at.
+    """
+    place = {key: i for i, key in enumerate(chosen)}
+    pairs: dict[tuple[CommKey, CommKey], tuple[Communicator, Communicator]] = {}
+    for key in sorted(chosen):
+        others = {k for a in members[key] for k in of_actor[a] if place[k] > place[key]}
+        for other in sorted(others):
+            pairs[key, other] = (chosen[key], chosen[other])
+            if len(pairs) == _MOST:
+                return pairs
+    return pairs
+
+
 class Orders:
     """Inversions among the communicators that stand still."""
 
@@ -187,7 +207,8 @@ class Orders:
         """
         members: dict[CommKey, _Members] = {}
         silent: dict[CommKey, int] = {}
-        of_actor: dict[Actor, list[Communicator]] = {}
+        chosen: dict[CommKey, Communicator] = {}
+        of_actor: dict[Actor, list[CommKey]] = {}
         for comm in comms:
             if comm.ambiguous or len(comm.endpoints) < 2 or comm.key in disputed:
                 continue
@@ -199,18 +220,14 @@ class Orders:
             since = _silent_since(comm)
             if lint or ctx.now - since >= ctx.options.missing_after:
                 silent[comm.key] = since
+                chosen[comm.key] = comm
                 members[comm.key] = mine = {e.actor: e for e in comm.members()}
                 for actor in mine:
-                    of_actor.setdefault(actor, []).append(comm)
-        pairs = {
-            (a.key, b.key): (a, b)
-            for theirs in of_actor.values()
-            for i, a in enumerate(theirs)
-            for b in theirs[i + 1 :]
-        }
+                    of_actor.setdefault(actor, []).append(comm.key)
+        pairs = _pairs(chosen, members, of_actor)
         found: list[Finding] = []
         streams_of = cache(_streams_of)  # an endpoint is compared with many
-        for key, (a, b) in sorted(pairs.items())[:_MOST]:
+        for key, (a, b) in pairs.items():
             times = (silent[a.key], silent[b.key])
             known = self._seen.get(key)
             if known is None or known[0] != times:
