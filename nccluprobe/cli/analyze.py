@@ -24,7 +24,7 @@ from nccluprobe.cli.limits import (
 from nccluprobe.cli.numbers import seconds
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found, find
-from nccluprobe.importers.run import check_kind
+from nccluprobe.importers.run import one_kind
 from nccluprobe.report.writer import FINDINGS, FindingWriter
 
 
@@ -71,8 +71,8 @@ def analyze(
     for folder in folders:
         if not folder.exists():
             raise NccluprobeError(f"{folder}: no such file or folder", ExitCode.NO_TRACE)
-    check_kind(source)
-    found = find(folders, source)
+    kind = one_kind(source)
+    found = find(folders, kind)
     session = Session(found, options, run_id, as_json)
     unwritten: NccluprobeError | None = None
     with FindingWriter(out or _default_out(found)) as writer:

@@ -22,7 +22,7 @@ from nccluprobe.cli.limits import (
 )
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import find
-from nccluprobe.importers.run import check_kind
+from nccluprobe.importers.run import one_kind
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.matcher import Matcher
@@ -63,9 +63,9 @@ def explain(
             raise NccluprobeError(
                 f"{run}: no such file or folder; give explain RUN... FINDING_ID", ExitCode.NO_TRACE
             )
-    check_kind(source)
+    kind = one_kind(source)
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
-    session = Session(find(runs, source), options, run_id, False)
+    session = Session(find(runs, kind), options, run_id, False)
     session.load()
     session.declare()
     session.analysis.scan(None)

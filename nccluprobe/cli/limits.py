@@ -41,7 +41,7 @@ Lint = Annotated[
     bool, typer.Option("--lint", help="Report also what is risky but stopped nothing.")
 ]
 SourceKind = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--from",
         metavar="KIND",

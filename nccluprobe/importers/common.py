@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from nccluprobe.match import model as m
 
@@ -14,6 +16,7 @@ from nccluprobe.match import model as m
 FIRST_SOURCE = 1 << 24
 SECOND = 1_000_000_000
 
+_PART = 64 << 20
 _MAX_LINE = 64 << 10
 _MAX_TEXT = 64 << 30
 _GZIP = b"\x1f\x8b"
@@ -51,9 +54,29 @@ class Told:
             self.problems.append(text)
 
 
+def open_file(path: str) -> io.FileIO:
+    """Open a regular file; ValueError if it is none by now: a pipe may never say anything."""
+    raw = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.close()
+        raise ValueError("it is no regular file (any more)")
+    return raw
+
+
+def read_whole(path: str, most: int) -> tuple[bytes, int]:
+    """Contents of a file, and when it was written, unix ns; ValueError: it is too large."""
+    with open_file(path) as raw:
+        data = bytearray()
+        while len(data) <= most and (part := raw.read(min(most + 1 - len(data), _PART))):
+            data += part
+        if len(data) > most:
+            raise ValueError(f"it is larger than {most} bytes")
+        return bytes(data), os.fstat(raw.fileno()).st_mtime_ns
+
+
 def lines_of(path: str, told: Told) -> Iterator[bytes]:
     """Lines of a text file, plain or gzip; what is too long for a line is cut."""
-    with Path(path).open("rb") as raw:
+    with io.BufferedReader(open_file(path)) as raw:
         packed = raw.read(2) == _GZIP
         raw.seek(0)
         f = gzip.GzipFile(fileobj=raw) if packed else raw

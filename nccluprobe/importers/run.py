@@ -17,6 +17,8 @@ from nccluprobe.importers.fr_job import jobs_of
 from nccluprobe.importers.guard import read_guarded
 from nccluprobe.importers.inspector import Inspector
 from nccluprobe.importers.nccl_log import NcclLog
+from nccluprobe.importers.ras_model import Report
+from nccluprobe.importers.ras_reports import together
 from nccluprobe.match.model import ProcessKey
 from nccluprobe.match.pipeline import Analysis
 
@@ -54,10 +56,18 @@ class Imported:
         return lines
 
 
-def check_kind(kind: str | None) -> None:
-    """Refuse a kind that nobody reads."""
-    if kind is not None and kind not in KINDS:
-        raise NccluprobeError(f"--from {kind}: give one of {', '.join(KINDS)}", ExitCode.USAGE)
+def one_kind(kinds: list[str] | None) -> str | None:
+    """What all files are; None: nobody says.  Refuses a kind that nobody reads, and several."""
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise NccluprobeError(f"--from {kind}: give one of {', '.join(KINDS)}", ExitCode.USAGE)
+    if len(set(kinds or ())) > 1:
+        raise NccluprobeError(
+            f"--from {' --from '.join(kinds or ())}: give one kind, which all files then are, or "
+            "none: files are told by their contents",
+            ExitCode.USAGE,
+        )
+    return kinds[0] if kinds else None
 
 
 def import_files(found: Found, analysis: Analysis) -> Imported:
@@ -184,15 +194,16 @@ def _flight_recorder(
 def _ras(
     files: list[tuple[str, int]], analysis: Analysis, numbers: Numbers, done: Imported
 ) -> None:
-    reports = []
-    for path, _ in files:
-        try:
-            reports.append(ras.read_report(path))
-        except OSError as error:
-            done.told.problem(f"{path}: {error.strerror}")
-        except ValueError as error:
-            done.told.problem(f"{path}: {error}")
-    for report in sorted(reports, key=lambda r: r.t):
+    read: list[Report] = []
+    for found in read_guarded(ras.read_report, files):
+        if found.value is None:
+            done.told.problem(f"{found.path}: {found.error}")
+        else:
+            read.append(found.value)
+    reports, problems = together(read)
+    for text in problems:
+        done.told.problem(text)
+    for report in reports:
         for items in ras.items(report, numbers):
             analysis.take(items)
     if reports:

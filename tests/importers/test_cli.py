@@ -145,3 +145,17 @@ def test_a_name_of_a_file_does_nothing_to_the_terminal(tmp_path: Path) -> None:
     code, _, err = analyze(path)
     assert code == ExitCode.NO_TRACE
     assert "\x1b" not in err and "x\\x1b[2Jy" in err
+
+
+@pytest.mark.parametrize("command", ["analyze", "explain"])
+def test_several_kinds_are_refused(tmp_path: Path, command: str) -> None:
+    """Not the last one is taken, and the rest forgotten."""
+    words = [command, "--from", "fr", "--from", "ras", str(tmp_path), "f"]
+    result = CliRunner().invoke(build(words), words[: 6 if command == "analyze" else 7])
+    assert result.exit_code == ExitCode.USAGE
+    assert "--from fr --from ras: give one kind" in result.stderr
+
+
+def test_one_kind_twice_is_one(tmp_path: Path) -> None:
+    path = log_job(2).merged(tmp_path / "all.log")
+    assert analyze("--from", "nccl-log", "--from", "nccl-log", path)[0] == ExitCode.NOTICES
