@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -20,6 +21,10 @@ from nccluprobe.canary.truth import say, truth_of
 from nccluprobe.nccl.commhash import init_hash, parse_version
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
+logger = logging.getLogger("nccluprobe.canary")
+
+#: After these the job goes on.
+_PASSING = frozenset({"late", "reconnect"})
 #: Beyond what NCCL buffers, so that a send waits for its receive.
 _SEND_BYTES = 1 << 20
 _ABORTING = ("reconnect", "no_reconnect")
@@ -228,3 +233,9 @@ def tell(
 ) -> None:
     """Writes the truth of a fault that this process is about to plant."""
     say(truth_of(fault, world, comm, api, paired), settings.truth)
+    if settings.endless and fault.kind not in _PASSING:
+        logger.warning(
+            "%s is planted: if the job hangs now, it does so until Ctrl-C; --deadline SECONDS, "
+            "or --hold SECONDS with --nproc, ends it",
+            fault.kind,
+        )

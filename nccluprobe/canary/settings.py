@@ -40,6 +40,8 @@ class Settings:
     as_json: bool = False
     verbose: bool = False
     progress: bool = True
+    #: Nothing ends a job that a planted fault hangs: neither --hold nor --deadline.
+    endless: bool = False
 
 
 def sizes_of(text: str) -> tuple[int, ...]:

@@ -177,6 +177,7 @@ def canary(
         truth=truth,
         as_json=as_json,
         verbose=verbose,
+        endless=bool(planted) and hold is None and deadline is None,
     )
     if truth is not None:
         check_file(truth)

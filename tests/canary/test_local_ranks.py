@@ -36,12 +36,30 @@ def test_a_rank_that_dies_is_named_and_held_ranks_are_ended() -> None:
     assert "--hold 6 s is over: ranks 0, 2 still here" in done.stderr
 
 
+def test_a_hang_that_nothing_ends_says_how_to_end_it() -> None:
+    """When it begins, on the screen."""
+    with subprocess.Popen(
+        [*COMMAND, *SMALL, "--nproc", "2", "--ops", "all_reduce", "--inject", "never:rank=1,at=2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_env(),
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert line.startswith("nccluprobe: rank 1: never is planted: if the job hangs now")
+    assert "until Ctrl-C" in line and "--hold SECONDS" in line
+
+
 def test_a_rank_that_does_not_come_is_a_missed_deadline() -> None:
     done = run(
         *("--nproc", "2", "--sim", "--ops", "all_gather", "--sizes", "8", "--deadline", "1"),
         *("--inject", "never:rank=1,at=2", "--hold", "7"),
     )
     assert done.stderr.count("not complete after 1 s") == 1, done.stderr
+    assert "is planted" not in done.stderr
     assert "nccluprobe: rank 0: synchronize was not complete" in done.stderr
     assert "rank 0 (pid" in done.stderr and "ended with 21" in done.stderr
 

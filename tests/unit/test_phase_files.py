@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -159,3 +163,46 @@ def test_by_pid_and_as_traced(tmp_path: Path) -> None:
     text = "".join(json.dumps(x) + "\n" for x in (*rows, began, ended))
     trace.write_text(text)
     assert analyze(tmp_path)[0] == ExitCode.FINDINGS
+
+
+PAGES = ("README.md", "docs/heartbeat.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_recipe_of_the_page_works_before_and_after_the_first_call(
+    tmp_path: Path, page: str, traced: bool
+) -> None:
+    """Run by the job's user: the run's folder is there from the first NCCL call on."""
+    out = run(tmp_path).parent if traced else tmp_path / "tracing" / "none"
+    for path in out.glob("heartbeat"):
+        path.rmdir()
+    text = (Path(__file__).parents[2] / page).read_text()
+    (function,) = re.findall(r"^phase\(\) \{.*?^\}$", text, re.DOTALL | re.MULTILINE)
+    script = f"set -e\nH={out}/heartbeat\n{function}\nphase checkpoint\necho went on\n"
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env={"PATH": os.environ["PATH"], "RANK": "2", "PID": "1002"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+    if traced:
+        row = json.loads((out / "heartbeat" / "rank_2.json").read_text())
+        assert (row["rank"], row["pid"], row["phase"]) == (2, 1002, "checkpoint")
+    else:
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_recipe_in_python(tmp_path: Path, traced: bool) -> None:
+    out = run(tmp_path).parent if traced else tmp_path / "tracing" / "none"
+    text = (Path(__file__).parents[2] / "docs/heartbeat.md").read_text()
+    (function,) = re.findall(r"^def phase.*?\n\n\n", text, re.DOTALL | re.MULTILINE)
+    script = f"import json, os, socket, time\n{function}phase('checkpoint')\n"
+    subprocess.run(
+        [sys.executable, "-c", script],
+        env={"HEARTBEATS": f"{out}/heartbeat", "RANK": "2"},
+        check=True,
+    )
+    assert (out / "heartbeat" / "rank_2.json").exists() is traced
