@@ -31,9 +31,9 @@ from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.held import held
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
+from nccluprobe.match.names import identities
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.order import Orders
-from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.splits import judge_child
 from nccluprobe.match.state import State
@@ -295,13 +295,9 @@ class Matcher(State):
 
     def _name(self, findings: list[Finding]) -> None:
         """Say which processes each finding points at."""
-        known: dict[Hashable, Process] = {p.who: p for p in self.processes.values()}
+        known = identities(self.processes.values(), self.standing.looks.values())
         for f in findings:
-            f.named = [
-                {"host": p.info.host, "pid": p.info.pid, "rank": p.rank}
-                for who in dict.fromkeys(f.culprits)
-                if (p := known.get(who)) is not None and p.info is not None
-            ]
+            f.named = [known[who] for who in dict.fromkeys(f.culprits) if who in known]
 
     def _clean_up(self, contexts: dict[CommKey, Context]) -> None:
         """Forget communicators that have ended and about which nothing is open."""

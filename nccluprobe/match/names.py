@@ -6,10 +6,26 @@ must not take one for the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import Any
 
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.model import Looked
+from nccluprobe.match.process import Process
 from nccluprobe.match.status import ranks_text
+
+
+def identities(
+    processes: Iterable[Process], looks: Iterable[Looked]
+) -> dict[Hashable, dict[str, Any]]:
+    """Host, pid and rank in the job of each process that was traced or looked at."""
+    known: dict[Hashable, dict[str, Any]] = {
+        look.key: {"host": look.host, "pid": look.key.pid, "rank": look.rank} for look in looks
+    }
+    for p in processes:
+        if p.info is not None:
+            known[p.who] = {"host": p.info.host, "pid": p.info.pid, "rank": p.rank}
+    return known
 
 
 def numbers(ranks: Iterable[int]) -> str:

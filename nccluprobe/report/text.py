@@ -218,6 +218,8 @@ def _general_step(f: Finding) -> str | None:
         return "see that a process with each missing rank runs, and which unique id it got"
     if f.hang_type == "waiting_for_unobserved":
         return "trace the nodes of the other ranks too"
+    if f.role == "root_cause":
+        return f"nccluprobe explain RUN {f.id} shows the calls rank by rank"
     return None
 
 

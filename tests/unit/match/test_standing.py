@@ -52,6 +52,7 @@ def test_one_look_at_a_hung_job_says_who_is_behind_and_by_how_much() -> None:
 def test_two_looks_show_that_nobody_moves() -> None:
     (f,) = found(hung(10) + hung(100))
     assert (f.severity, f.role, f.details["waited_s"]) == ("notice", "root_cause", 90)
+    assert [(who["pid"], who["rank"]) for who in f.named] == [(hung(10)[1]["pid"], 1)]
     (f,) = found(hung(10) + hung(400))
     assert (f.severity, f.role) == ("error", "root_cause")
 
