@@ -16,6 +16,17 @@ die() {
   exit "${2:-1}"
 }
 
+# free_name PATH: PATH, or with a number behind it, so that nothing is there but the rest of
+# a run that failed.
+free_name() {
+  local path=$1 n=2
+  while [ -e "$path" ] && [ ! -e "$path/.failed" ]; do
+    path=$1.$n
+    n=$((n + 1))
+  done
+  printf '%s\n' "$path"
+}
+
 need_root() {
   [ "$(id -u)" -eq 0 ] || die "uprobes need root; run: sudo $0 $*" 3
 }

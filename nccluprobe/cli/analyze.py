@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nccluprobe.cli import output
-from nccluprobe.cli.judging import Session
+from nccluprobe.cli.judging import Session, nothing_read
 from nccluprobe.cli.limits import (
     ErrorAfter,
     IdleOk,
@@ -102,7 +102,7 @@ def analyze(
             raise NccluprobeError(str(unwritten), ExitCode.FINDINGS)
     if unwritten is not None:
         raise unwritten
-    raise _nothing_read(session, folders, run_id)
+    raise nothing_read(session, folders, run_id)
 
 
 def _unshown(session: Session, error: OSError) -> None:
@@ -116,28 +116,6 @@ def _unshown(session: Session, error: OSError) -> None:
         raise NccluprobeError(
             f"the output cannot be written: {error.strerror}", ExitCode.FINDINGS
         ) from error
-
-
-def _nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:
-    if session.imported is not None and session.imported.told.problems:
-        return NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
-    known = sorted(session.reader.run_ids)
-    if run_id is not None and known:
-        more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
-        return NccluprobeError(
-            f"--run-id {run_id}: no trace of that run; there are: {', '.join(known[:20])}{more}",
-            ExitCode.NO_TRACE,
-        )
-    if session.reader.counts.unreadable_files:
-        return NccluprobeError(
-            f"no trace could be read: {session.reader.counts.examples[0]}", ExitCode.NO_TRACE
-        )
-    return NccluprobeError(
-        f"no readable trace in {', '.join(map(str, folders))}; "
-        "give the folder that attach wrote to (--out). A job that hung before attach came "
-        "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
-        ExitCode.NO_TRACE,
-    )
 
 
 def _default_out(found: Found) -> Path:

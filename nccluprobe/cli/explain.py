@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nccluprobe.cli.judging import Session
+from nccluprobe.cli.judging import Session, nothing_read
 from nccluprobe.cli.limits import (
     ErrorAfter,
     IdleOk,
@@ -37,12 +37,12 @@ _BEFORE, _AFTER = 3, 2
 
 
 def explain(
-    runs: Annotated[list[Path], typer.Argument(help="What was given to analyze.", metavar="RUN")],
-    finding_id: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            help="Id of the finding, as in the report ([f...]); its beginning will do.",
-            metavar="FINDING_ID",
+            help="What was given to analyze, and the id of the finding, as in the report "
+            "([f...]); its beginning will do.",
+            metavar="RUN... FINDING_ID",
         ),
     ],
     missing_after: MissingAfter = 60.0,
@@ -58,6 +58,15 @@ def explain(
 
     The traces are judged again: give it the options that analyze had.
     """
+    *names, finding_id = words
+    runs = [Path(name) for name in names]
+    if not runs:
+        what = (
+            "give the id of a finding after it, as analyze shows it: [f...]"
+            if Path(finding_id).exists()
+            else "give what analyze was given before it: explain RUN... FINDING_ID"
+        )
+        raise NccluprobeError(f"{finding_id}: {what}", ExitCode.USAGE)
     for run in runs:
         if not run.exists():
             raise NccluprobeError(
@@ -67,6 +76,8 @@ def explain(
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
     session = Session(find(runs, kind), options, run_id, False)
     session.load()
+    if not session.has_input():
+        raise nothing_read(session, runs, run_id)
     session.declare()
     session.analysis.scan(None)
     matcher = session.analysis.matcher

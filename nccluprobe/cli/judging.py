@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from nccluprobe.cli.summary import summary_of
-from nccluprobe.errors import ExitCode
+from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import RAS, Found
 from nccluprobe.importers.run import Imported, import_files
 from nccluprobe.match.finding import Finding
@@ -243,3 +244,26 @@ class Session:
         if any(f.severity == "error" and f.state == "open" for f in found):
             return ExitCode.FINDINGS
         return ExitCode.NOTICES if found else ExitCode.OK
+
+
+def nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:
+    """Why there is nothing to judge, and what to do."""
+    if session.imported is not None and session.imported.told.problems:
+        return NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
+    known = sorted(session.reader.run_ids)
+    if run_id is not None and known:
+        more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
+        return NccluprobeError(
+            f"--run-id {run_id}: no trace of that run; there are: {', '.join(known[:20])}{more}",
+            ExitCode.NO_TRACE,
+        )
+    if session.reader.counts.unreadable_files:
+        return NccluprobeError(
+            f"no trace could be read: {session.reader.counts.examples[0]}", ExitCode.NO_TRACE
+        )
+    return NccluprobeError(
+        f"no readable trace in {', '.join(map(str, folders))}; "
+        "give the folder that attach wrote to (--out). A job that hung before attach came "
+        "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
+        ExitCode.NO_TRACE,
+    )

@@ -8,12 +8,13 @@ made it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
 import pwd
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def _trusted() -> set[int]:
 
 
 def check_out(path: Path) -> None:
-    """Refuse an output folder that could not be used or made; nothing is made."""
+    """Refuse an output folder that could not be used or made; nothing is left."""
     absolute = path if path.is_absolute() else Path.cwd() / path
     if absolute.exists():
         os.close(open_out(path, for_writing=True))
@@ -112,8 +113,9 @@ def check_out(path: Path) -> None:
     nearest = next(p for p in (made, *made.parents) if os.path.lexists(p))
     if not nearest.is_dir():
         raise _refuse(str(absolute), f"{nearest} is no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _refuse(str(absolute), f"{nearest} cannot be written to")
+    with _opened(nearest) as fd:
+        if why := _unwritable(fd):
+            raise _refuse(str(absolute), f"{nearest} cannot be written to: {why}")
 
 
 def open_out(path: Path, for_writing: bool = False) -> int:
@@ -158,10 +160,39 @@ def open_out(path: Path, for_writing: bool = False) -> int:
         for fd in trail:
             os.close(fd)
     _check_folder(found, str(absolute), _trusted())
-    if for_writing and not os.access(".", os.W_OK | os.X_OK, dir_fd=found):
+    if for_writing and (why := _unwritable(found)):
         os.close(found)
-        raise _refuse(str(absolute), "cannot be written to")
+        raise _refuse(str(absolute), f"cannot be written to: {why}")
     return found
+
+
+def _unwritable(folder: int) -> str | None:
+    """Why nothing can be made in an open folder, or None.
+
+    Tried, with a folder that goes at once: permissions say nothing of /proc, or of a server
+    that takes root for nobody.
+    """
+    name = f".nccluprobe-{os.getpid()}"
+    try:
+        os.mkdir(name, 0o700, dir_fd=folder)
+        os.rmdir(name, dir_fd=folder)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refuse(str(folder), f"cannot be opened: {error.strerror}") from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _follow(parent: int, name: str, path: str) -> str:

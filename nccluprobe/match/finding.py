@@ -94,6 +94,8 @@ class Finding:
     coverage: dict[str, Any] = field(default_factory=dict)
     #: The processes it points at, for readers: host, pid and rank of each.
     named: list[dict[str, Any]] = field(default_factory=list)
+    #: The limits that it was found by.
+    limits: dict[str, float] = field(default_factory=dict)
     #: For the wait-for rule and the report, not written.
     since: int = 0
     culprits: tuple[Hashable, ...] = ()  # processes it points at
@@ -137,6 +139,7 @@ class Finding:
             "culprits": self.named,
             "job": self.job,
             "coverage": self.coverage,
+            "limits": self.limits,
         }
 
 

@@ -294,9 +294,10 @@ class Matcher(State):
                 del times[:-16]
 
     def _name(self, findings: list[Finding]) -> None:
-        """Say which processes each finding points at."""
+        """Say which processes each finding points at, and by which limits."""
         known = identities(self.processes.values(), self.standing.looks.values())
         for f in findings:
+            f.limits = self.options.in_seconds()
             f.named = [known[who] for who in dict.fromkeys(f.culprits) if who in known]
 
     def _clean_up(self, contexts: dict[CommKey, Context]) -> None:

@@ -36,6 +36,14 @@ class Options:
     #: Report also what is risky but did not stop the job.
     lint: bool = False
 
+    def in_seconds(self) -> dict[str, float]:
+        """The limits that a finding depends on, as its line tells them."""
+        return {
+            "missing_after_s": self.missing_after / SECOND,
+            "late_after_s": self.late_after / SECOND,
+            "error_after_s": self.error_after / SECOND,
+        }
+
     def phase_limit(self, name: str, declared: int | None) -> int:
         """How long a phase may last, ns; ``declared``: by the job's own word."""
         for pattern, limit in self.phase_limits:

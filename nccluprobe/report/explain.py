@@ -44,7 +44,7 @@ def _ended(line: dict[str, Any]) -> str:
     took = line.get("dur")
     if not isinstance(took, int):
         return str(line.get("end") or "no return")
-    return f"{took / 1e9:.3f} s" if took >= 10**8 else f"{took / 1e3:.1f} us"
+    return f"host {took / 1e9:.3f} s" if took >= 10**8 else f"host {took / 1e3:.1f} us"
 
 
 def _slots(evidence: Evidence, seq: int | None) -> list[str]:
@@ -74,7 +74,7 @@ def _slots(evidence: Evidence, seq: int | None) -> list[str]:
 def _line(w: Wanted, line: dict[str, Any], mark: str) -> list[str]:
     seq = w.seq(line)
     slot = "" if seq is None else f"#{seq}"
-    head = f"  {mark}{slot:<8}{clock(int(line.get('t') or 0) + w.shift)}  {_ended(line):<12}"
+    head = f"  {mark}{slot:<8}{clock(int(line.get('t') or 0) + w.shift)}  {_ended(line):<16}"
     return wrap(call_text(line), " " * 13, head)
 
 
@@ -126,7 +126,14 @@ def explain(
     by_rank = {w.rank: w for w in evidence.wanted}
     order = [r for r in named_first(f) if r in by_rank]
     order += [r for r in by_rank if r not in order]
-    out += ["", "  Rank by rank (times are UTC; how long the call took on the host):"]
+    out += [
+        "",
+        *wrap(
+            'Rank by rank. Times are UTC; "host": the call returned to its thread after that '
+            "time, which does not tell that it is finished on the GPU.",
+            "  ",
+        ),
+    ]
     for rank in order[:_RANKS]:
         out.append("")
         state = states.get(rank, "")

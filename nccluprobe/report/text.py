@@ -262,8 +262,11 @@ def report(findings: list[Finding], summary: Summary, colour: bool = False) -> s
     for job in jobs:
         mine = [f for f in ranked if f.job == job]
         if len(jobs) > 1:
-            runs = ", ".join(sorted({escape(f.run_id) for f in mine}))
-            out += [_wrap(f"Job of run {runs} (first communicator {job}):"), ""]
+            runs = ", ".join(sorted({escape(f.run_id) for f in mine if f.run_id}))
+            which = (
+                "whose communicators are not known" if job is None else f"first communicator {job}"
+            )
+            out += [_wrap(f"Job{f' of run {runs}' if runs else ''} ({which}):"), ""]
         out += _job(mine, paint)
     if out and out[-1] == "":
         out.pop()

@@ -184,7 +184,11 @@ class FindingWriter:
 def _said(line: dict[str, Any]) -> tuple[object, ...]:
     """What a change of is worth a line."""
     names = ("state", "severity", "role", "hang_type", "comm_uid_hash", "comm_seq")
-    return tuple(line.get(name) for name in names)
+    limits = line.get("limits")
+    return (
+        *(line.get(name) for name in names),
+        tuple(sorted(limits.items())) if isinstance(limits, dict) else None,
+    )
 
 
 def _told(data: bytes) -> dict[str, tuple[object, ...]]:

@@ -234,9 +234,17 @@ def test_explain_takes_the_folders_that_analyze_took(tmp_path: Path) -> None:
     assert code == ExitCode.NOTICES and found is not None
     code, text, _ = command("explain", *nodes, found[1])
     assert code == ExitCode.OK and "(count 1024, float32, sum): 0-2 not made by 3" in text
+    assert "host 10.0 us ncclAllReduce" in text and "finished on the GPU" in text
     code, _, said = command("explain", *nodes, "nothing")
     assert code == ExitCode.USAGE and f"no such finding in {nodes[0]}, {nodes[1]}" in said
     code, _, said = command("explain", found[1])
-    assert code == ExitCode.USAGE and "Missing argument 'RUN'" in said
+    assert code == ExitCode.USAGE and "give what analyze was given before it" in said
+    code, _, said = command("explain", nodes[0])
+    assert code == ExitCode.USAGE and "give the id of a finding after it" in said
+    code, _, said = command("explain")
+    assert code == ExitCode.USAGE and "Missing argument 'RUN... FINDING_ID'" in said
+    (tmp_path / "empty").mkdir()
+    code, _, said = command("explain", tmp_path / "empty", found[1])
+    assert code == ExitCode.NO_TRACE and "no readable trace in" in said
     code, _, said = command("explain", tmp_path / "none", found[1])
     assert code == ExitCode.NO_TRACE and "give explain RUN... FINDING_ID" in said

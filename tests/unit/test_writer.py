@@ -37,6 +37,15 @@ def test_what_another_has_written_is_not_written_again(tmp_path: Path) -> None:
         assert ids(tmp_path)[2:] == [finding(1).id]
 
 
+def test_a_finding_by_other_limits_has_a_line_of_its_own(tmp_path: Path) -> None:
+    """The file is a log: what an earlier analysis found stays, and says by which limits."""
+    for limits in ({"missing_after_s": 60.0}, {"missing_after_s": 5.0}, {"missing_after_s": 5.0}):
+        with FindingWriter(tmp_path) as mine:
+            mine.write([finding(1, limits=limits)])
+    lines = [json.loads(line) for line in (tmp_path / FINDINGS).read_text().splitlines()]
+    assert [line["limits"]["missing_after_s"] for line in lines] == [60, 5]
+
+
 def test_many_at_once_write_each_finding_once(tmp_path: Path) -> None:
     start = threading.Barrier(8)
 

@@ -35,6 +35,11 @@ _FIELDS = (
     ),
     ("job", "hash of the job's first communicator: tells two jobs in one folder apart"),
     ("coverage", "what the verdict rests on: see Coverage"),
+    (
+        "limits",
+        "missing_after_s, late_after_s, error_after_s of the analysis that wrote the line: a "
+        "later one with others leaves it there",
+    ),
 )
 
 _STATUS_FIELDS = (

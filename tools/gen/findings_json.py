@@ -87,6 +87,7 @@ def schema() -> str:
             "culprits",
             "job",
             "coverage",
+            "limits",
         ],
         "properties": {
             "hang_type": _enum([*f.HANG_TYPES, *f.RESERVED_HANG_TYPES]),
@@ -114,6 +115,7 @@ def schema() -> str:
             },
             "job": {"type": ["string", "null"]},
             "coverage": {"type": "object"},
+            "limits": {"type": "object", "additionalProperties": {"type": "number"}},
         },
     }
     return json.dumps(whole, indent=1) + "\n"

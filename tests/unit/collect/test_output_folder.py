@@ -196,6 +196,14 @@ def test_a_look_at_the_output_folder_makes_nothing(tmp_path: Path) -> None:
         assert caught.value.code == ExitCode.OUTPUT
 
 
+@pytest.mark.parametrize("path", ["/proc/x", "/proc/x/deeper", "/proc", "/proc/self"])
+def test_where_nothing_can_be_made_is_told_before(path: str) -> None:
+    """Permissions do not tell, for root."""
+    with pytest.raises(NccluprobeError, match="cannot be written to") as caught:
+        check_out(Path(path))
+    assert caught.value.code == ExitCode.OUTPUT
+
+
 def test_a_look_at_a_link_to_nowhere_makes_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there" / "deeper")
     (tmp_path / "round").symlink_to(tmp_path / "round")

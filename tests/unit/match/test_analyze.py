@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,11 @@ def test_jobs_are_reported_apart() -> None:
     assert text.index("Job of run run1") < text.index("00000000000000a1")
     assert text.index("Job of run run2") < text.rindex("00000000000000a2")
     assert text.index("#5 of communicator\n  00000000000000a1") < text.index("Job of run run2")
+    nameless = report([replace(f, run_id="") for f in analyze_job(job)], Summary(jobs=2))
+    assert "\nJob (first communicator 00000000000000a2):\n" in nameless
+    nowhere = [replace(f, job=None if f.run_id == "run2" else f.job) for f in analyze_job(job)]
+    told = report(nowhere, Summary(jobs=2))
+    assert "Job of run run2 (whose communicators are not known):" in told and "None" not in told
 
 
 def test_colour_only_when_asked() -> None:
