@@ -58,8 +58,8 @@ def explain(
 
     The traces are judged again: give it the options that analyze had.
     """
-    *names, finding_id = words
-    runs = [Path(name) for name in names]
+    *paths, finding_id = words
+    runs = [Path(path) for path in paths]
     if not runs:
         what = (
             "give the id of a finding after it, as analyze shows it: [f...]"

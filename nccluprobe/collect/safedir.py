@@ -160,9 +160,10 @@ def open_out(path: Path, for_writing: bool = False) -> int:
         for fd in trail:
             os.close(fd)
     _check_folder(found, str(absolute), _trusted())
-    if for_writing and (why := _unwritable(found)):
+    unwritable = _unwritable(found) if for_writing else None
+    if unwritable is not None:
         os.close(found)
-        raise _refuse(str(absolute), f"cannot be written to: {why}")
+        raise _refuse(str(absolute), f"cannot be written to: {unwritable}")
     return found
 
 
