@@ -454,3 +454,22 @@ def test_how_many_collectives_are_before_a_send_a_later_one_tells(lost: bool, la
     run.scan(unix(2))
     (e,) = (e for e in run.analysis.matcher.endpoints.values() if e.comm_rank == 0)
     assert is_counted(e, 2) == (later or not lost)
+
+
+def test_who_lacks_a_call_is_told_where_a_receive_of_it_was_lost_before() -> None:
+    """Rank 0's receive is put in for the send that nothing else of it matches."""
+    job = Job()
+    zero, one = job.world(2)
+    for c in (zero, one):
+        c.proc.call(c, AR, 1)
+    one.proc.call(one, SEND, 1.1, peer=0, count=SMALL)
+    zero.proc.call(zero, RECV, 1.1, peer=1, count=SMALL, lost=True)
+    zero.proc.call(zero, SEND, 1.2, peer=1, count=SMALL)
+    one.proc.call(one, RECV, 1.2, peer=0, count=SMALL)
+    one.proc.call(one, AR, 1.3)
+    for c in (zero, one):
+        c.proc.cover(0.5, 1.1)
+        c.proc.cover(1.8, 400, lost_kernel=int(c is zero))
+    (f,) = analyze_job(job)
+    assert (f.role, f.hang_type) == ("root_cause", "collective_missing_enter")
+    assert [w["rank"] for w in f.named] == [0]
