@@ -22,6 +22,7 @@ from nccluprobe.cli.limits import (
     options_of,
 )
 from nccluprobe.cli.numbers import seconds
+from nccluprobe.cli.paths import check_there
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import one_kind
@@ -68,9 +69,7 @@ def analyze(
 ) -> int:
     """Read traces and name the rank that broke a collective."""
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
-    for folder in folders:
-        if not folder.exists():
-            raise NccluprobeError(f"{folder}: no such file or folder", ExitCode.NO_TRACE)
+    check_there(folders)
     kind = one_kind(source)
     found = find(folders, kind)
     session = Session(found, options, run_id, as_json)

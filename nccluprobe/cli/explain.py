@@ -20,6 +20,7 @@ from nccluprobe.cli.limits import (
     SourceKind,
     options_of,
 )
+from nccluprobe.cli.paths import check_there
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import find
 from nccluprobe.importers.run import one_kind
@@ -67,11 +68,7 @@ def explain(
             else "give what analyze was given before it: explain RUN... FINDING_ID"
         )
         raise NccluprobeError(f"{finding_id}: {what}", ExitCode.USAGE)
-    for run in runs:
-        if not run.exists():
-            raise NccluprobeError(
-                f"{run}: no such file or folder; give explain RUN... FINDING_ID", ExitCode.NO_TRACE
-            )
+    check_there(runs, "; give explain RUN... FINDING_ID")
     kind = one_kind(source)
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
     session = Session(find(runs, kind), options, run_id, False)

@@ -19,6 +19,8 @@ SECOND = 1_000_000_000
 _PART = 64 << 20
 _MAX_LINE = 64 << 10
 _MAX_TEXT = 64 << 30
+#: Text of a compressed file: so many times its size, and at least so much.
+_MOST_PACKED, _PACKED_LEAST = 250, 256 << 20
 _GZIP = b"\x1f\x8b"
 
 
@@ -75,16 +77,20 @@ def read_whole(path: str, most: int) -> tuple[bytes, int]:
 
 
 def lines_of(path: str, told: Told) -> Iterator[bytes]:
-    """Lines of a text file, plain or gzip; what is too long for a line is cut."""
+    """Lines of a text file, plain or gzip; what is too long for a line is cut.
+
+    Of a file that grows, what it holds when it is opened.  ValueError: it is no regular file.
+    """
     with io.BufferedReader(open_file(path)) as raw:
         packed = raw.read(2) == _GZIP
         raw.seek(0)
         f = gzip.GzipFile(fileobj=raw) if packed else raw
-        left = _MAX_TEXT
+        size = os.fstat(raw.fileno()).st_size
+        left = min(_MAX_TEXT, max(size * _MOST_PACKED, _PACKED_LEAST) if packed else size)
         cut = 0
         inside = False  # of a line that was cut
         try:
-            while left > 0 and (line := f.readline(_MAX_LINE)):
+            while left > 0 and (line := f.readline(min(_MAX_LINE, left))):
                 left -= len(line)
                 whole = line.endswith(b"\n")
                 if inside:
@@ -96,6 +102,8 @@ def lines_of(path: str, told: Told) -> Iterator[bytes]:
                 yield line
         except (EOFError, zlib.error, gzip.BadGzipFile):
             told.problem(f"{path}: it was cut, or its compression is broken: the rest is missing")
+        if packed and left <= 0:
+            told.problem(f"{path}: it holds more text than such a file needs: the rest is not read")
         if cut:
             told.problem(f"{path}: {cut} lines were longer than {_MAX_LINE} bytes, and cut")
 

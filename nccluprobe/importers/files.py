@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nccluprobe.importers.common import open_file
+
 FR, RAS, INSPECTOR, NCCL_LOG = "fr", "ras", "inspector", "nccl-log"
 KINDS = (FR, RAS, INSPECTOR, NCCL_LOG)
 TRACE = "trace"
@@ -49,15 +51,24 @@ def find(paths: Iterable[Path], kind: str | None) -> Found:
     """
     found = Found()
     for path in paths:
-        if path.is_dir():
+        try:
+            info = path.stat()
+        except OSError as error:
+            found.problems.append(f"{path}: {error.strerror}")
+            continue
+        if stat.S_ISDIR(info.st_mode):
             _folder(path, kind, found)
             continue
-        if not path.is_file():
+        if not stat.S_ISREG(info.st_mode):
             # A pipe can be read once only, and may never end; a device may never say anything.
             found.problems.append(f"{path}: it is no regular file; save what it gives to one")
             continue
-        size = path.stat().st_size
-        what = kind or kind_of(str(path)) or _by_name(path, size)
+        size = info.st_size
+        try:
+            what = kind or kind_of(str(path)) or _by_name(path, size)
+        except OSError as error:
+            found.problems.append(f"{path}: {error.strerror}")
+            continue
         if what is None and not path.name.endswith(".jsonl"):
             found.problems.append(f"{path}: {_UNKNOWN}")
         elif what in KINDS:
@@ -76,8 +87,14 @@ _UNKNOWN = (
 def _folder(top: Path, kind: str | None, found: Found) -> None:
     here = Found()
     empty: list[str] = []
-    for path, size in _regular_files(str(top), found):
-        what = kind or (kind_of(path) if size else None)
+    unknown: list[str] = []
+    for path, size in _regular_files(str(top), here):
+        try:
+            what = kind or (kind_of(path) if size else None)
+        except OSError as error:
+            if not path.endswith(".jsonl"):  # else it is told by who reads traces
+                here.problems.append(f"{path}: {error.strerror}")
+            continue
         if what == TRACE:
             found.traces.append(top)
             return
@@ -85,47 +102,80 @@ def _folder(top: Path, kind: str | None, found: Found) -> None:
             here.add(what, path, size)
         elif size == 0:
             empty.append(path)
+        else:
+            unknown.append(path)
     if here.files.get(FR) or not here.any:
         # A rank that could not write any more leaves an empty file.
         for path in empty:
             if _DUMP_NAME.search(Path(path).name) and not path.endswith(".jsonl"):
                 here.add(FR, path, 0)
     if not here.any:
+        found.problems += here.problems
         found.traces.append(top)
         return
+    if unknown:
+        more = f" and {len(unknown) - 1} more files" if len(unknown) > 1 else ""
+        here.problems.append(f"{min(unknown)}{more}: not read: nothing that is known")
+    found.problems += here.problems
     for what, files in here.files.items():
         for path, size in sorted(files):
             found.add(what, path, size)
 
 
 def _by_name(path: Path, size: int) -> str | None:
-    return FR if path.is_file() and size == 0 and _DUMP_NAME.search(path.name) else None
+    return FR if size == 0 and _DUMP_NAME.search(path.name) else None
 
 
 def _regular_files(top: str, found: Found) -> list[tuple[str, int]]:
     files: list[tuple[str, int]] = []
+    #: What is passed over and why, by the first of each kind.
+    left: dict[str, list[str]] = {}
     stack = [(top, 0)]
     while stack:
         folder, depth = stack.pop()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    info = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(info.st_mode) and depth < _MAX_DEPTH:
-                        stack.append((entry.path, depth + 1))
-                    elif stat.S_ISREG(info.st_mode) and len(files) < _MAX_FILES:
-                        files.append((entry.path, info.st_size))
+                    why = _take(entry, depth, files, stack)
+                    if why is not None:
+                        left.setdefault(why, []).append(entry.path)
         except OSError as error:
             found.problems.append(f"{folder}: {error.strerror}")
+    for why, some in left.items():
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        found.problems.append(f"{min(some)}{more}: not read: {why}")
     return files
 
 
-def kind_of(path: str) -> str | None:
-    """What a file holds by its first bytes; None: nothing that is known, or not readable."""
+def _take(
+    entry: os.DirEntry[str], depth: int, files: list[tuple[str, int]], stack: list[tuple[str, int]]
+) -> str | None:
+    """Take what a folder holds; or why it is passed over."""
     try:
-        with Path(path).open("rb") as f:
+        info = entry.stat(follow_symlinks=False)
+    except OSError as error:
+        return error.strerror
+    if stat.S_ISDIR(info.st_mode):
+        if depth >= _MAX_DEPTH:
+            return f"more than {_MAX_DEPTH} folders deep"
+        stack.append((entry.path, depth + 1))
+    elif stat.S_ISLNK(info.st_mode):
+        return "links in folders are not followed; name the files that are meant"
+    elif not stat.S_ISREG(info.st_mode):
+        return "no regular file"
+    elif len(files) >= _MAX_FILES:
+        return f"more than {_MAX_FILES} files"
+    else:
+        files.append((entry.path, info.st_size))
+    return None
+
+
+def kind_of(path: str) -> str | None:
+    """What a file holds by its first bytes; None: nothing that is known.  OSError: not readable."""
+    try:
+        with open_file(path) as f:
             head = f.read(_HEAD)
-    except OSError:
+    except ValueError:  # it was replaced by what is no file
         return None
     if head[:2] == b"\x1f\x8b":
         try:

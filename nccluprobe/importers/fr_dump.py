@@ -10,12 +10,12 @@ import io
 import json
 import pickle
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import orjson
 
+from nccluprobe.importers.common import read_whole
 from nccluprobe.importers.fr_entries import COMPLETED, Columns, columns_of
 from nccluprobe.importers.fr_native import read_natively
 from nccluprobe.importers.fr_numbers import BIG, at_least, shortest
@@ -133,10 +133,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def read_dump(path: str) -> Dump:
     """Read a dump; ValueError says what is wrong with it."""
-    size = Path(path).stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-    data = Path(path).read_bytes()
+    data, _ = read_whole(path, MAX_BYTES)
     if not data.strip():
         raise ValueError(EMPTY)
     return parse_dump(data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers import ras
-from nccluprobe.importers.common import Numbers, Told
+from nccluprobe.importers.common import Numbers, Told, open_file
 from nccluprobe.importers.files import FR, INSPECTOR, KINDS, NCCL_LOG, RAS, Found
 from nccluprobe.importers.fr import FlightRecorder
 from nccluprobe.importers.fr_default import describe_default
@@ -112,10 +112,12 @@ def _known(analysis: Analysis) -> dict[tuple[str, int], ProcessKey]:
 def _readable(files: list[tuple[str, int]], kind: str, done: Imported) -> Iterator[str]:
     for path, _ in files:
         try:
-            with Path(path).open("rb"):
-                pass
+            open_file(path).close()
         except OSError as error:
             done.told.problem(f"{path}: {error.strerror}")
+            continue
+        except ValueError as error:
+            done.told.problem(f"{path}: {error}")
             continue
         done.files[kind] = done.files.get(kind, 0) + 1
         yield path
@@ -126,6 +128,8 @@ def _read(read: Callable[[str], None], path: str, done: Imported) -> None:
         read(path)
     except OSError as error:
         done.told.problem(f"{path}: not read to its end: {error.strerror}")
+    except ValueError as error:  # it was replaced since
+        done.told.problem(f"{path}: {error}")
 
 
 def _flight_recorder(

@@ -133,7 +133,7 @@ class TraceReader:
             return
         self._next_rescan = now + _RESCAN_S
         for path in self._paths:
-            if Path(path).is_file():
+            if os.path.isfile(path):  # noqa: PTH113 - False also where a folder above is closed
                 if Path(path).name not in _NOT_TRACES:
                     self._add(path)
             else:
