@@ -26,11 +26,14 @@ from nccluprobe.importers.files import find
 from nccluprobe.importers.run import one_kind
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.status import rank_status
 from nccluprobe.report.evidence import Evidence
+from nccluprobe.report.explain import Who
 from nccluprobe.report.explain import explain as render
-from nccluprobe.report.words import why
+from nccluprobe.report.imported import show
+from nccluprobe.report.transfers import asked, marked
+from nccluprobe.report.words import NOTHING_KNOWN, why
 from nccluprobe.trace.reader import TraceReader
 
 #: Slots shown before and after that of the finding.
@@ -72,6 +75,7 @@ def explain(
     kind = one_kind(source)
     options = options_of(missing_after, late_after, error_after, idle_ok, phase_limit, lint)
     session = Session(find(runs, kind), options, run_id, False)
+    session.analysis.kept = []
     session.load()
     if not session.has_input():
         raise nothing_read(session, runs, run_id)
@@ -79,8 +83,8 @@ def explain(
     session.analysis.scan(None)
     matcher = session.analysis.matcher
     f = _pick(matcher.book.all(), finding_id, runs)
-    evidence, names, states = _evidence(f, matcher, session.found.traces, run_id)
-    sys.stdout.write(render(f, evidence, names, states, sys.stdout.isatty()))
+    evidence, members = _evidence(f, session.analysis, session.found.traces, run_id)
+    sys.stdout.write(render(f, evidence, members, sys.stdout.isatty()))
     return int(ExitCode.OK)
 
 
@@ -100,8 +104,9 @@ def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
 
 
 def _evidence(
-    f: Finding, matcher: Matcher, traces: list[Path], run_id: str | None
-) -> tuple[Evidence, dict[int, str], dict[int, str]]:
+    f: Finding, analysis: Analysis, traces: list[Path], run_id: str | None
+) -> tuple[Evidence, dict[int, Who]]:
+    matcher = analysis.matcher
     instance = f.details.get("instance") or 0
     mine: list[Endpoint] = [
         e
@@ -109,8 +114,7 @@ def _evidence(
         if (e.info.hash, e.info.instance) == (f.comm_uid_hash, instance)
     ]
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    names: dict[int, str] = {}
-    states: dict[int, str] = {}
+    members: dict[int, Who] = {}
     for e in mine:
         rank = e.comm_rank
         if rank is None:
@@ -118,27 +122,28 @@ def _evidence(
         comm = matcher.comm_of((e.info.source, e.info.id))
         zeros = 0 if comm is None else comm.zeros
         places[e.info.source, e.info.id] = (rank, e.entered - e.next_ord - zeros)
-        names[rank] = f"rank {rank}: {_place(e)}"
         now = matcher.now_of(e.process.source)
         status = rank_status(
             comm, rank, e, now, matcher.options.silent_after, "rank_alive_but_not_entered"
         )
-        states[rank] = _state(e, now, why(status))
+        members[rank] = Who(_name(rank, e), e.process.place(), _state(e, now, why(status)))
     seq = f.comm_seq if f.comm_seq is not None else 0
     around = (seq - _BEFORE, seq + _AFTER) if f.comm_seq is not None else (0, -1)
-    evidence = Evidence(f.comm_uid_hash or "", instance, around, places)
+    evidence = Evidence(f.comm_uid_hash or "", instance, around, places, asked(marked(f)))
     reader = TraceReader(traces, run_id)
     reader.discover(force=True)
     for chunk in reader.poll():
         evidence.feed(chunk.source, chunk.data.split(b"\n"))
-    return evidence, names, states
+    show(evidence, analysis.kept or (), analysis.table)
+    return evidence, members
 
 
-def _place(e: Endpoint) -> str:
-    """Where it runs; its rank in the job where that is another number."""
-    rank = e.process.rank
-    job = "" if rank in (None, e.comm_rank) else f"rank {rank} of the job, "
-    return job + e.process.place()
+def _name(rank: int, e: Endpoint) -> str:
+    """Its rank in the job, and in the communicator where that is another number."""
+    job = e.process.rank
+    if job is None or job == rank:
+        return f"rank {rank}"
+    return f"rank {job} of the job (rank {rank} of the communicator)"
 
 
 def _state(e: Endpoint, now: int, text: str) -> str:
@@ -147,10 +152,13 @@ def _state(e: Endpoint, now: int, text: str) -> str:
         code = "" if p.end.code is None else f", code {p.end.code}"
         signal = "" if not p.end.signal else f", signal {p.end.signal}"
         return f"its process ended ({p.end.how}{code}{signal})"
-    quiet = max(0, now - max(p.last_activity, e.last_t)) / 1e9
+    newest = max(p.last_activity, e.last_t)
+    quiet = max(0, now - newest) / 1e9
     inside = p.inside_now()
     if inside is not None:
         return f"inside {inside.api} for {(now - inside.t) / 1e9:.1f} s"
     state = text.removeprefix("it is alive and outside this call: ")
+    state = "" if state == NOTHING_KNOWN else f": {state}"
     lost = f"; {p.lost} events of it were lost" if p.lost else ""
-    return f"no call for {quiet:.1f} s: {state}{lost}"
+    # Of dumps not all is known that a process has called.
+    return (f"no call for {quiet:.1f} s{state}" if newest else state.removeprefix(": ")) + lost

@@ -28,6 +28,8 @@ class Analysis:
         self.matcher = Matcher(options, self.table)
         self._opened: set[int] = set()
         self._settled = 0  # lines until the last time
+        #: What came by ``take``, for who wants to show it; None: it is not kept.
+        self.kept: list[Item] | None = None
 
     def open(self, sources: Iterable[tuple[int, str]]) -> None:
         """Sources that exist: until one is read, nothing is closed that it may speak of."""
@@ -53,6 +55,9 @@ class Analysis:
 
     def take(self, items: Iterable[Item]) -> None:
         """Take items of another source than a trace; nothing is closed before the next scan."""
+        if self.kept is not None:
+            items = list(items)
+            self.kept += items
         self.matcher.feed(items)
 
     def count_calls(self, n: int) -> None:

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.status import ranks_text
-from nccluprobe.report.evidence import Evidence, Wanted
+from nccluprobe.report.calls import call_text, clock, ended
+from nccluprobe.report.counters import counters
+from nccluprobe.report.evidence import Evidence, Wanted, op_of
 from nccluprobe.report.text import WIDTH, single, wrap
-from nccluprobe.report.words import escape
+from nccluprobe.report.transfers import Marked, marked, pairs
 
 #: So many ranks are shown one by one: those that the finding names, then others.
 _RANKS = 8
-_SHOWN = ("count", "datatype", "op", "root", "peer", "site")
-
-
-def clock(unix_ns: int) -> str:
-    """UTC time of day with milliseconds."""
-    return time.strftime("%H:%M:%S", time.gmtime(unix_ns // 10**9)) + (
-        f".{unix_ns // 10**6 % 1000:03d}"
-    )
-
-
-def call_text(line: dict[str, Any]) -> str:
-    """A call with its arguments."""
-    parts = [
-        f"{k} {line[k]}" if k in ("count", "root", "peer", "site") else str(line[k])
-        for k in _SHOWN
-        if line.get(k) is not None
-    ]
-    if line.get("group"):
-        parts.append(f"group {line['group']}")
-    return escape(f"{line.get('api')}({', '.join(parts)})")
-
-
-def _ended(line: dict[str, Any]) -> str:
-    if line.get("kind") == "enter":
-        return "inside"
-    if line.get("rc") not in (0, None):
-        return f"returned {line['rc']}"
-    took = line.get("dur")
-    if not isinstance(took, int):
-        return str(line.get("end") or "no return")
-    return f"host {took / 1e9:.3f} s" if took >= 10**8 else f"host {took / 1e3:.1f} us"
+#: Sends and receives in question that are shown of a rank, beside its newest calls.
+_MARKED = 4
 
 
 def _slots(evidence: Evidence, seq: int | None) -> list[str]:
@@ -58,7 +31,7 @@ def _slots(evidence: Evidence, seq: int | None) -> list[str]:
     if not rows:
         return []
     everyone = {w.rank for w in evidence.wanted}
-    out = ["  slot     call; ranks that made it"]
+    out = ["  slot     call; ranks of the communicator that made it"]
     for at, calls in sorted(rows.items()):
         mark = ">" if at == seq else " "
         came: set[int] = set()
@@ -67,24 +40,45 @@ def _slots(evidence: Evidence, seq: int | None) -> list[str]:
             out += wrap(f"{text}: {ranks_text(sorted(ranks))}", " " * 11, f" {mark}#{at:<8}")
             mark = " "
         if missing := sorted(everyone - came):
-            out += wrap(f"not made by {ranks_text(missing)}", " " * 13, " " * 11)
+            begins = {w.rank: w.oldest for w in evidence.wanted}
+            later = [r for r in missing if (begins[r] or 0) > at]
+            if rest := [r for r in missing if r not in later]:
+                out += wrap(f"not made by {ranks_text(rest)}", " " * 13, " " * 11)
+            if later:
+                text = f"not known of {ranks_text(later)}: what is at hand begins later"
+                out += wrap(text, " " * 13, " " * 11)
     return out
 
 
 def _line(w: Wanted, line: dict[str, Any], mark: str) -> list[str]:
     seq = w.seq(line)
-    slot = "" if seq is None else f"#{seq}"
-    head = f"  {mark}{slot:<8}{clock(int(line.get('t') or 0) + w.shift)}  {_ended(line):<16}"
+    op = op_of(line)
+    slot = f"#{seq}" if seq is not None else f"#{op[2]}" if op is not None else ""
+    head = f"  {mark}{slot:<8}{clock(int(line.get('t') or 0) + w.shift)}  {ended(line):<16}"
     return wrap(call_text(line), " " * 13, head)
 
 
-def _rank(w: Wanted, name: str, state: str, seq: int | None, slots: bool) -> list[str]:
-    out = wrap(name, "    ", "")
+@dataclass(frozen=True)
+class Who:
+    """A rank of the communicator: its name, where it runs, what its process does now."""
+
+    name: str
+    place: str
+    state: str
+
+
+def _rank(w: Wanted, who: Who, seq: int | None, slots: bool, ops: list[Marked]) -> list[str]:
+    out = wrap(f"{who.name}: {who.place}", "    ", "")
     lines = sorted(w.around.values(), key=lambda x: x.get("ord", 0)) if slots else []
     if not lines:
         lines = list(w.newest)[-4:]
+        in_question = (w.transfers.get(op[1:]) for op in ops if op[0] == w.rank)
+        lines = [x for x in in_question if x is not None and x not in lines][:_MARKED] + lines
     for line in lines:
-        out += _line(w, line, ">" if seq is not None and w.seq(line) == seq else " ")
+        is_it = seq is not None and w.seq(line) == seq
+        op = op_of(line)
+        is_it = is_it or (op is not None and (w.rank, *op) in ops)
+        out += _line(w, line, ">" if is_it else " ")
     newest = lines[-1].get("t") if lines else None
     if w.newest and w.newest[-1].get("t") != newest:
         out.append("    newest call on this communicator:")
@@ -94,7 +88,7 @@ def _rank(w: Wanted, name: str, state: str, seq: int | None, slots: bool) -> lis
         out += _line(
             Wanted(w.source, -1, w.rank, 0, -1, 0, w.shift), w.elsewhere[-1] | {"ord": None}, " "
         )
-    return out + wrap(state, "    ", "    ") if state else out
+    return out + wrap(who.state, "    ", "    ") if who.state else out
 
 
 def named_first(f: Finding) -> list[int]:
@@ -108,18 +102,18 @@ def named_first(f: Finding) -> list[int]:
     return list(dict.fromkeys(ranks))
 
 
-def explain(
-    f: Finding, evidence: Evidence, names: dict[int, str], states: dict[int, str], colour: bool
-) -> str:
-    """The finding and what it rests on.
-
-    ``names``, ``states``: per rank of the communicator, who it is and what its
-    process does now.
-    """
+def explain(f: Finding, evidence: Evidence, members: Mapping[int, Who], colour: bool) -> str:
+    """The finding and what it rests on; ``members``: by rank of the communicator."""
     out = single(f, colour).splitlines()
+    counted = list(counters(f))
+    if counted:
+        out += ["", *counted]
+    elif not evidence.wanted:
+        out += ["", "  No calls to show: nothing that was read tells of calls of it."]
     if not evidence.wanted:
-        out += ["", "  No calls to show: no trace of the communicator is at hand."]
-        return "\n".join(out) + "\n"
+        return "\n".join(_cut(out)) + "\n"
+    ops = marked(f)
+    out += pairs(ops, evidence.wanted, {rank: who.name for rank, who in members.items()})
     slots = _slots(evidence, f.comm_seq)
     if slots:
         out += ["", *slots]
@@ -129,18 +123,30 @@ def explain(
     out += [
         "",
         *wrap(
-            'Rank by rank. Times are UTC; "host": the call returned to its thread after that '
-            "time, which does not tell that it is finished on the GPU.",
+            "Rank by rank. Times are UTC" + _about(evidence),
             "  ",
         ),
     ]
     for rank in order[:_RANKS]:
         out.append("")
-        state = states.get(rank, "")
-        out += _rank(by_rank[rank], names.get(rank, f"rank {rank}"), state, f.comm_seq, bool(slots))
+        who = members.get(rank) or Who(f"rank {rank} of the communicator", "no call of it", "")
+        out += _rank(by_rank[rank], who, f.comm_seq, bool(slots), ops)
     if len(order) > _RANKS:
         out += ["", f"  and {len(order) - _RANKS} more ranks"]
     return "\n".join(_cut(out)) + "\n"
+
+
+def _about(evidence: Evidence) -> str:
+    """What the words for the end of a call mean, of those that are shown."""
+    lines = [x for w in evidence.wanted for x in (*w.around.values(), *w.newest)]
+    if any(isinstance(x.get("dur"), int) for x in lines):
+        return (
+            '; "host": the call returned to its thread after that time, which does not tell that '
+            "it is finished on the GPU."
+        )
+    if any(x.get("end") in ("complete", "not complete") for x in lines):
+        return '; "complete": it is finished on the GPU.'
+    return "."
 
 
 def _cut(lines: Iterable[str]) -> list[str]:

@@ -22,6 +22,10 @@ _PLACED = {
 }
 
 
+#: Of a rank whose process nobody has looked at.
+NOTHING_KNOWN = "it has not come to this call"
+
+
 def escape(text: object) -> str:
     """A name from the target, harmless on a terminal."""
     return "".join(
@@ -85,7 +89,7 @@ def why(status: dict[str, Any]) -> str:
     if status.get("heartbeat") == "absent":
         return "it was alive and outside this call until its process ended"
     if where is None:  # of dumps, logs and reports nobody knows what became of a process
-        return "it has not come to this call"
+        return NOTHING_KNOWN
     return f"it is alive and outside this call: {where}"
 
 
