@@ -135,7 +135,7 @@ def _pending_since(comm: Communicator) -> list[int] | None:
 
 
 def _inside_since(comm: Communicator) -> list[int] | None:
-    times = [e.inside() for e in comm.members()]
+    times = [e.inside(other=False) for e in comm.members()]
     return None if None in times else [t for t in times if t is not None]
 
 

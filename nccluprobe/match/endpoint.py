@@ -149,12 +149,12 @@ class Endpoint:
         """How many calls are queued in groups that have not ended."""
         return sum(1 for row in self._pending.values() if row.group)
 
-    def inside(self, transfers: bool = True) -> int | None:
-        """Entry of its oldest call that has not returned; ``transfers``: also sends, receives."""
+    def inside(self, other: bool = True) -> int | None:
+        """Entry of its oldest call that has not returned; ``other``: not only of collectives."""
         times = [
             c.t
             for c in self.process.all_inside()
-            if (c.comm == self.info.id and (transfers or c.api not in TRANSFERS))
+            if (c.comm == self.info.id and (other or c.is_collective))
             or (c.group and c.group in self._in_open_end)
         ]
         return min(times, default=None)

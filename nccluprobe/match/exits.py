@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Context_of = Callable[[int], Context]
 
-COLLECTIVES = frozenset(a.name for a in TRACED if a.kind is Kind.COLLECTIVE)
 #: Calls that wait for nobody.
 LOCAL = frozenset(
     a.name
@@ -153,7 +152,7 @@ def _inside_collective(e: Endpoint) -> Inside | None:
     if e.process.ended:
         return None
     calls = e.process.inside.values()
-    mine = (c for c in calls if c.comm == e.info.id and c.api in COLLECTIVES and not c.group)
+    mine = (c for c in calls if c.comm == e.info.id and c.is_collective and not c.group)
     return min(mine, key=lambda c: c.t, default=None)
 
 

@@ -74,7 +74,7 @@ class Graph:
             for e in w.entered:
                 self.blockers.setdefault(e.actor, []).append(w)
                 # Inside a send or receive a host is held by that one's peer, not by a collective.
-                if w.hard or e.inside(transfers=w.seq is None) is not None:
+                if w.hard or e.inside(other=w.seq is None) is not None:
                     self._hard.setdefault(e.actor, []).append(w)
                 self.endpoint_of.setdefault(e.actor, e)
             for e in (*w.absent, *w.held):

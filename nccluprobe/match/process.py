@@ -11,6 +11,7 @@ import numpy as np
 from nccluprobe.match import model as m
 from nccluprobe.match.losses import Losses
 from nccluprobe.match.phases import Phases
+from nccluprobe.nccl.api import BY_NAME, Kind
 
 _KEPT_GAPS = 4096
 _KEPT_LOSSES = 1024
@@ -41,6 +42,12 @@ class Inside:
     comm: int | None
     group: int
     ord: int | None = None
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all members of the communicator have to make it, one after another."""
+        known = BY_NAME.get(self.api)
+        return known is not None and known.kind is Kind.COLLECTIVE
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,9 @@ def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
 
 def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:
     """Whether hosts are inside the first call of a communicator, which returns when all come."""
-    return any(w.at == (0,) and any(x.inside() for x in w.entered) for w, _ in waits)
+    return any(
+        w.at == (0,) and any(x.inside(other=w.seq is None) for x in w.entered) for w, _ in waits
+    )
 
 
 def _is_beside_crash(w: Wait, named: list[Endpoint]) -> bool:

@@ -29,7 +29,7 @@ def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
     level = {e.entered for e in members}
     if len(level) != 1 or 0 in level:
         return None
-    inside = {e: t for e in members if (t := e.inside()) is not None}
+    inside = {e: t for e in members if (t := e.inside(other=False)) is not None}
     if not inside or any(inside_child(e) or inside_end(e) for e in inside):
         return None
     waited = {e: waiting_until(e, ctx) - t for e, t in inside.items()}

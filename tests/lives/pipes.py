@@ -220,7 +220,10 @@ def pair_communicator_made_lazily(hung: bool) -> Job:
 
 @life("p2p_order_inversion", blamed=())
 def head_to_head_sends(hung: bool) -> Job:
-    """Both send, then receive: small messages lie in buffers, a large one waits inside."""
+    """Both send, then receive: small messages lie in buffers, a large one waits inside.
+
+    All-reduces return in between: those who wait inside a send are in none of them.
+    """
     job = Job()
     comms = job.world(2)
     t = 1.0
@@ -228,6 +231,7 @@ def head_to_head_sends(hung: bool) -> Job:
         for r, c in enumerate(comms):
             make(c, SEND, t, peer=1 - r, count=SMALL)
             make(c, RECV, t + 0.01, peer=1 - r, count=SMALL)
+            make(c, AR, t + 0.02)
         t += 0.2
     if hung:
         for r, c in enumerate(comms):

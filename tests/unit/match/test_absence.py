@@ -214,6 +214,19 @@ def test_all_inside_names_no_rank(waited: int, severity: str) -> None:
     assert (f.severity, f.details["confidence"], f.culprits) == (severity, "inferred", ())
 
 
+@pytest.mark.parametrize("traced", [2, 3])
+def test_inside_a_send_is_not_inside_the_collective_before(traced: int) -> None:
+    job = Job()
+    comms = job.world(2, nranks=traced)
+    t = steps(comms, 5)
+    for r, c in enumerate(comms):
+        c.proc.enter(c, "ncclSend", t, peer=1 - r, count=10**7)
+    cover(job.procs, t + 400)
+    kinds = [f.hang_type for f in analyze_job(job)]
+    assert "p2p_order_inversion" in kinds
+    assert not {"collective_all_ranks_stuck", "waiting_for_unobserved"} & set(kinds)
+
+
 def test_a_late_attached_communicator_without_base_is_not_judged() -> None:
     job = Job()
     comms = job.world(3)

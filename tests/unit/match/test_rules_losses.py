@@ -182,6 +182,22 @@ def test_a_first_call_that_does_not_return_shows_that_one_has_not_come(before: i
     assert judged(job) == ("probe_event_loss_possible", [] if before else [1])
 
 
+def test_a_send_that_does_not_return_shows_nothing_of_the_first_collective() -> None:
+    job = Job()
+    comms = job.world(3)
+    others = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(comms)]
+    t = steps(comms, 3)
+    for c in (others[0], others[2]):
+        c.proc.call(c, AR, t)
+    others[0].proc.enter(others[0], "ncclSend", t + 0.1, peer=2, count=10**7)
+    others[2].proc.call(others[2], "ncclRecv", t + 0.1, peer=0, count=10**7)
+    one = others[1].proc
+    one.cover(0.5, t)
+    one.cover(t + 0.5, 400, lost_kernel=1)
+    cover([c.proc for c in others if c.proc is not one], 400)
+    assert judged(job) == ("probe_event_loss_possible", [])
+
+
 def test_places_of_losses_are_forgotten_with_the_communicator() -> None:
     job = Job()
     comms = job.world(2)
