@@ -6,7 +6,7 @@ of it.  Its counters still say how far it came on each communicator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,6 +96,24 @@ class Group:
         most = self.most
         found = {r: s.behind(most) for r, s in sorted(self.stands.items())}
         return {r: lag for r, lag in found.items() if lag}
+
+    def least(self, ranks: Collection[int]) -> list[int]:
+        """Of ranks that are behind those that lack the first call that is open.
+
+        Who has made more of one function, and no less of any other, than another one that
+        is behind has come to that call, and waits for the other one as those in front do.
+        """
+        by_seqs: dict[Seqs, list[int]] = {}
+        for r in ranks:
+            by_seqs.setdefault(self.stands[r].seqs, []).append(r)
+        least = np.empty((0, len(SEQ_NAMES)), np.int64)
+        found: list[int] = []
+        for seqs in sorted(by_seqs, key=sum):
+            at = np.array(seqs, np.int64)
+            if not bool((least <= at).all(axis=1).any()):
+                least = np.vstack((least, at))
+                found += by_seqs[seqs]
+        return sorted(found)
 
 
 class Standing:

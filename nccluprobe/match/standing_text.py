@@ -26,22 +26,24 @@ _TOO_SOON = (
 def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Finding:
     """A finding for ranks that stand behind others."""
     ahead = [s for r, s in sorted(group.stands.items()) if r not in lags]
-    behind = [group.stands[r] for r in lags]
+    missing = group.least(lags)
+    behind = [group.stands[r] for r in missing]
+    between = [group.stands[r] for r in lags if r not in set(missing)]
     # Ranks that are each behind the other in something: nobody is in front.
-    front = ahead or [max(behind, key=lambda s: s.calls)]
+    front = ahead or [max((*behind, *between), key=lambda s: s.calls)]
     waited = max(s.still for s in front)
-    settled = min(waited, *(s.still for s in behind)) >= ctx.options.missing_after
+    settled = min(waited, *(s.still for s in (*behind, *between))) >= ctx.options.missing_after
     now = max(ctx.now, *(s.until for s in group.stands.values()))
     statuses = [_status(s, lags[s.rank], now) for s in behind]
     reason = strongest([s["reason"] for s in statuses])
-    missing = [s.rank for s in behind]
-    apis = sorted({api for lag in lags.values() for api in lag})
+    entered = sorted((*ahead, *between), key=lambda s: s.rank)
+    apis = sorted({api for r in missing for api in lags[r]})
     unobserved = [r for r in range(group.nranks) if r not in group.stands]
     details: dict[str, Any] = {
         **required(
             apis[0] if len(apis) == 1 else None,
             group.nranks,
-            [s.rank for s in ahead],
+            [s.rank for s in entered],
             reason,
             "inferred",
             waited_s=seconds(waited),
@@ -58,7 +60,7 @@ def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Fin
         "comm_name": group.name,
         "instance": None,
         "unobserved_comm_ranks": len(unobserved),
-        "summary": _summary(group, front, behind, lags, waited),
+        "summary": _summary(group, front, behind, between, lags, waited),
     }
     if not settled:
         details["note"] = _TOO_SOON if waited else _ONE_LOOK
@@ -85,7 +87,7 @@ def describe(group: Group, lags: dict[int, dict[str, int]], ctx: Context) -> Fin
         },
         since=min(s.since for s in front),
         culprits=tuple(s.who for s in behind),
-        waiters=tuple(s.who for s in ahead),
+        waiters=tuple(s.who for s in entered),
     )
 
 
@@ -187,6 +189,7 @@ def _summary(
     group: Group,
     front: list[Stand],
     behind: list[Stand],
+    between: list[Stand],
     lags: dict[int, dict[str, int]],
     waited: int,
 ) -> str:
@@ -202,6 +205,13 @@ def _summary(
     text = ", ".join(parts)
     have = "have" if len(front) > 1 else "has"
     known = f", and {have} not moved for {seconds(waited):.1f} s" if waited else ""
+    if between:
+        many = len(between) > 1
+        known += (
+            f"; {numbers(s.rank for s in between)} {'are' if many else 'is'} behind, too, but "
+            f"{'have' if many else 'has'} made calls that {numbers(s.rank for s in behind)} "
+            f"{'have' if len(behind) > 1 else 'has'} not come to"
+        )
     return (
         f"{text[0].upper()}{text[1:]} on communicator {label}, by NCCL's own counters: "
         f"{numbers(s.rank for s in front)} went furthest{known}."

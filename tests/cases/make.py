@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import orjson
 
+import cases.counters
 import cases.experts
 import cases.reports
 import cases.required  # noqa: F401  (it registers its cases, like the line above)

@@ -14,6 +14,8 @@ from lives.kit import follow
 from cases.kit import CASES
 from cases.make import FOLDER, contents, write
 from nccluprobe import trace
+from nccluprobe.importers.files import find
+from nccluprobe.importers.run import import_files
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.pipeline import Analysis
@@ -26,6 +28,8 @@ BLAMES_INNOCENT: dict[str, str] = {}
 #: The same for the text of the command.
 NOT_YET_TOLD: dict[str, str] = {}
 NAMES = sorted(p.parent.name for p in FOLDER.glob("*/expected.json"))
+#: Those of traces: the others are reports that another tool wrote.
+TRACED = [n for n in NAMES if (FOLDER / n / "tracing").is_dir()]
 SCHEMA = orjson.loads((Path(trace.__file__).parent / "trace.schema.json").read_bytes())
 
 
@@ -52,6 +56,8 @@ def analyze(name: str, folder: Path = FOLDER) -> list[Finding]:
     analysis.open(reader.names())
     for c in reader.poll():
         analysis.feed(c.source, c.path, c.first_line, c.data, c.caught_up)
+    if (reports := folder / name / "ras").is_dir():
+        assert not import_files(find([reports], None), analysis).told.problems
     analysis.scan(None)
     return analysis.matcher.book.all()
 
@@ -114,7 +120,7 @@ def without_host_state(data: bytes) -> bytes:
     return b"".join(orjson.dumps(line) + b"\n" for line in lines)
 
 
-@pytest.mark.parametrize("name", marked(NAMES, BLAMES_INNOCENT))
+@pytest.mark.parametrize("name", marked(TRACED, BLAMES_INNOCENT))
 def test_without_host_state_nobody_innocent_is_blamed(name: str, tmp_path: Path) -> None:
     run = tmp_path / name / "tracing" / "run"
     run.mkdir(parents=True)
@@ -124,7 +130,7 @@ def test_without_host_state_nobody_innocent_is_blamed(name: str, tmp_path: Path)
     assert blamed(found) <= set(expected_of(name)["blamed"]), found
 
 
-@pytest.mark.parametrize("name", marked(NAMES, BLAMES_INNOCENT))
+@pytest.mark.parametrize("name", marked(TRACED, BLAMES_INNOCENT))
 def test_live_nobody_innocent_is_ever_blamed(name: str) -> None:
     options = {k: round(v * SECOND) for k, v in expected_of(name)["options"].items()}
     live = follow(CASES[name].build(), Options(**options), step=1.0)
@@ -159,7 +165,12 @@ def test_traces_are_valid_and_small(name: str) -> None:
                 validator.validate(line)
 
 
-BY_COMMAND = ["alive_and_never_enters", "blind_in_a_cuda_graph", "broadcast_of_another_size"]
+BY_COMMAND = [
+    "alive_and_never_enters",
+    "blind_in_a_cuda_graph",
+    "broadcast_of_another_size",
+    "counts_apart_inside_a_cuda_graph",
+]
 
 
 class Cli(Protocol):
@@ -175,9 +186,10 @@ def test_by_the_command(name: str, tmp_path: Path, cli: Cli) -> None:
         for key, value in expected["options"].items()
         for word in (f"--{key.replace('_', '-')}", str(value))
     ]
-    done = cli("analyze", run, *options)
+    done = cli("analyze", run if name in TRACED else run / "ras", *options, "--out", run)
     assert done.returncode == (10 if expected["hang_type"] else 0), done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert all(word in text for word in (*expected["words"], *expected["report"])), done.stdout
-    lines = (run / "tracing" / "run" / "findings.jsonl").read_bytes().splitlines()
+    (written,) = run.rglob("findings.jsonl")
+    lines = written.read_bytes().splitlines()
     assert blamed([orjson.loads(line) for line in lines]) == set(expected["blamed"])

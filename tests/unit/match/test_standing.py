@@ -57,6 +57,21 @@ def test_two_looks_show_that_nobody_moves() -> None:
     assert (f.severity, f.role) == ("error", "root_cause")
 
 
+def test_only_those_that_lack_the_first_open_call_are_to_blame() -> None:
+    """Ranks 2 and 3 lack calls of one function each; rank 1 lacks less than rank 2."""
+    counts = [(9, 9), (8, 9), (6, 9), (9, 7)]
+    lines = [
+        look(r, t, [comm(A, r, 4, AllReduce=x, AllGather=y)])
+        for t in (10.0, 400.0)
+        for r, (x, y) in enumerate(counts)
+    ]
+    (f,) = found(lines)
+    assert [who["rank"] for who in f.named] == [2, 3]
+    assert f.details["missing_comm_ranks"] == [2, 3]
+    assert f.details["entered_comm_ranks"] == [0, 1]
+    assert "rank 1 is behind, too, but has made calls that ranks 2-3" in f.details["summary"]
+
+
 def test_a_tracer_that_came_to_the_hung_job_shows_that_nobody_moves() -> None:
     job = Job()
     for r in range(2):
