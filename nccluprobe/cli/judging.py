@@ -96,10 +96,12 @@ class Session:
                 continue
             start = self.analysis.decoder.unix(source, p.info.key.start)
             pids = (p.info.pid, p.info.ns_pid)
-            wanted = Wanted(source, p.info.host, pids, p.rank, start)
+            ahead = self.analysis.matcher.clocks.hosts.get(p.info.host, 0)
+            theirs = max(now, now + ahead, p.newest)
+            wanted = Wanted(source, p.info.host, pids, p.rank, start, theirs)
             folders.setdefault(os.path.dirname(name), []).append(wanted)  # noqa: PTH120 - many
         for folder, some in folders.items():
-            for source, h in self.heartbeats.look(folder, some, now):
+            for source, h in self.heartbeats.look(folder, some):
                 self._declared.add(source)
                 since = h.time if h.since is None else h.since
                 phase = Phase(source, h.time, h.phase, since, h.time, h.every, h.limit, h.step)

@@ -6,6 +6,9 @@ grows tells of what was just before: so the newest time that is told, less the t
 which it was read, is the difference of the two clocks, if it stays the same while the
 file grows.  A collector that lags still stamps its lines with the time they are written
 at; one that is silent writes none, and then the last difference holds.
+
+Until it is told, who has just been read, and was behind, is judged as of the newest
+time of its job: it may be silent, or its clock behind.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ _STABLE = 2 * SECOND
 class _Arrivals:
     """When lines of one source were read, and how far ahead of that they told."""
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self, newest: int, now: int) -> None:
         self.newest = newest
+        self.grown = now  # when it was first read, or last grew
         self.kept: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         self.settled: int | None = None
 
@@ -78,11 +82,11 @@ class Clocks:
         """
         known = self._sources.get(source)
         if known is None:
-            known = self._sources[source] = _Arrivals(newest)
+            known = self._sources[source] = _Arrivals(newest, now)
             if newest and newest - now >= -behind:
                 known.add(now, newest - now)
         elif newest > known.newest:
-            known.newest = newest
+            known.newest, known.grown = newest, now
             known.add(now, newest - now)
 
     def judge(
@@ -93,6 +97,7 @@ class Clocks:
         members: dict[Hashable, set[Hashable]] = {}
         newest: dict[Hashable, int] = {}
         names: dict[Hashable, str] = {}
+        undecided: set[Hashable] = set()
         for p in processes:
             # Times of one boot compare exactly: its clock is one.
             boot = p.boot_id or p.source
@@ -101,6 +106,8 @@ class Clocks:
             newest[job] = max(newest.get(job, 0), p.newest)
             known = self._sources.get(p.source)
             offset = None if known is None else known.offset(behind)
+            if known is not None and offset is None and now - known.grown < behind:
+                undecided.add(job)
             if offset is not None:
                 boots[boot] = max(offset, boots.get(boot, offset))
                 names[boot] = p.name if p.info is None else p.info.host
@@ -109,6 +116,8 @@ class Clocks:
         for job, some in members.items():
             shift = _shift([boots[b] for b in some if b in boots])
             nows[job] = now + shift
+            if job in undecided:
+                nows[job] = min(nows[job], newest[job])
             if shift < 0:  # never before what is told, as far as that is no later than now
                 nows[job] = max(nows[job], min(now, newest[job]))
             if shift:

@@ -15,7 +15,8 @@ _MOST_REFUSED = 10_000
 class Wanted(NamedTuple):
     """A process whose heartbeat is looked for.
 
-    ``pids``: its numbers in pid namespaces; ``start``: unix ns, 0: not known.
+    ``pids``: its numbers in pid namespaces; ``start``: unix ns, 0: not known; ``now``: unix
+    ns by its host's clock, which need not be this machine's.
     """
 
     source: int
@@ -23,6 +24,7 @@ class Wanted(NamedTuple):
     pids: tuple[int | None, ...]
     rank: int | None
     start: int
+    now: int
 
 
 class HeartbeatReader:
@@ -33,10 +35,8 @@ class HeartbeatReader:
         self.refused: dict[str, str] = {}
         self._last: dict[int, Heartbeat] = {}
 
-    def look(
-        self, folder: str, wanted: Iterable[Wanted], now: int
-    ) -> Iterator[tuple[int, Heartbeat]]:
-        """(source, heartbeat) of processes that say something new; ``now``: unix ns."""
+    def look(self, folder: str, wanted: Iterable[Wanted]) -> Iterator[tuple[int, Heartbeat]]:
+        """(source, heartbeat) of processes that say something new."""
         try:
             run = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -49,17 +49,17 @@ class HeartbeatReader:
             return
         try:
             for process in wanted:
-                found = self._find(beats, folder, process, now)
+                found = self._find(beats, folder, process)
                 if found is not None and found != self._last.get(process.source):
                     self._last[process.source] = found
                     yield process.source, found
         finally:
             os.close(beats)
 
-    def _find(self, beats: int, folder: str, process: Wanted, now: int) -> Heartbeat | None:
+    def _find(self, beats: int, folder: str, process: Wanted) -> Heartbeat | None:
         for name in heartbeat.names_of(process.rank, process.pids):
             try:
-                found = heartbeat.read(beats, name, now)
+                found = heartbeat.read(beats, name, process.now)
                 if found is None:
                     continue
                 why = found.mismatch(process.host, process.pids, process.rank, process.start)

@@ -206,3 +206,17 @@ def test_the_recipe_in_python(tmp_path: Path, traced: bool) -> None:
         check=True,
     )
     assert (out / "heartbeat" / "rank_2.json").exists() is traced
+
+
+def test_a_file_of_a_host_whose_clock_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the analyzer's clock it lies in the future, by that of its traces it does not."""
+    monkeypatch.setattr(time, "time_ns", lambda: UNIX - 600 * S)
+    folder = run(tmp_path)
+    beat(folder)
+    code, text = analyze(tmp_path)
+    assert code == ExitCode.OK and "has declared the phase checkpoint" in " ".join(text.split())
+    beat(folder, time=UNIX / S + 1000)
+    code, text = analyze(tmp_path)
+    assert code == ExitCode.FINDINGS and "time lies in the future" in " ".join(text.split())

@@ -10,6 +10,7 @@ from nccluprobe.match.clocks import AHEAD, Clocks
 from nccluprobe.match.jobs import Jobs
 from nccluprobe.match.options import Options
 from nccluprobe.match.process import Process
+from nccluprobe.match.status import is_silent
 
 HOUR = 3600
 BEHIND = 5 * S
@@ -74,11 +75,13 @@ def clocks(arrivals: list[tuple[float, float]]) -> tuple[Clocks, Jobs, Process]:
 @pytest.mark.parametrize(
     ("arrivals", "offset"),
     [
-        ([(9000, 100)], 0),  # an old file
-        ([(9000, 100)] * 5, 0),  # that does not grow
-        ([(9000, 100), (9001, 101), (9002, 102)], 0),  # not for long enough
+        ([(9000, 100)], -8900),  # an old file, or a clock that is behind
+        ([(9000, 100), (9004, 100)], -8904),
+        ([(9000, 100), (9005, 100)], 0),  # that does not grow
+        ([(9000, 100), (9001, 101), (9002, 102)], -8900),  # not for long enough
         ([(9000, 100), (9001, 101), (9002, 102), (9003, 103)], -8900),
-        ([(9000, 100), (9001, 900), (9002, 1800), (9003, 2700)], 0),  # is being copied
+        ([(9000, 100), (9001, 900), (9002, 1800), (9003, 2700)], -6303),  # is being copied
+        ([(9000, 100), (9001, 900), (9002, 1800), (9003, 2700), (9008, 2700)], 0),
         ([(9000, 8900), (9001, 8901), (9002, 9001.5), (9003, 9002.8)], 0),  # caught up
         ([(9000, 8999.5), (9030, 9029.5), (9060, 9059.5)], 0),
         ([(100, 9000)], 8900),  # nothing is written later than it is read
@@ -117,3 +120,21 @@ def test_no_host_of_a_job_is_judged_later_than_its_own_clock(
     nows = found.judge(both, jobs, 9005 * S, BEHIND)
     assert nows[jobs.same(0)] == (9005 + shift) * S
     assert set(found.hosts.values()) == {x * S for x in told if x}
+
+
+@pytest.mark.parametrize("skew", [-30, -600, -HOUR])
+def test_whose_clock_is_behind_is_not_silent_before_that_is_known(skew: float) -> None:
+    """The first seconds of an analysis that follows a healthy job, or one that hangs."""
+    run = hung(70)
+    for t in (20.0, 20.25, 21.0, 22.0, 23.0, 24.0):
+        run.until(t)
+        now = UNIX + round((t - skew) * S)
+        for source in range(4):
+            run.analysis.heard(source, now)
+        run.scan(now)
+        matcher = run.analysis.matcher
+        assert kinds(matcher.book.all()) == []
+        silent = [
+            p for p in matcher.processes.values() if is_silent(p, matcher.now_of(p.source), 5 * S)
+        ]
+        assert silent == []
