@@ -53,6 +53,7 @@ class Session:
     def __init__(self, found: Found, options: Options, run_id: str | None, as_json: bool) -> None:
         self.reader = TraceReader(found.traces, run_id)
         self.found = found
+        self._run_id = run_id
         self.imported: Imported | None = None
         self.analysis = Analysis(options, scanner.load())
         self.as_json = as_json
@@ -109,6 +110,20 @@ class Session:
 
     def load(self) -> None:
         """Read all that there is."""
+        self._read_all()
+        if self._set_right():
+            self._read_all()
+        self._import()
+
+    def _set_right(self) -> bool:
+        """Whether all is to be read anew, as the clocks of some hosts are known to be wrong."""
+        other = self.analysis.corrected()
+        if other is not None:
+            self.analysis = other
+            self.reader = TraceReader(self.found.traces, self._run_id)
+        return other is not None
+
+    def _read_all(self) -> None:
         self.reader.discover(force=True)
         # Files may still grow: read on until all ends are of about the same time,
         # so that no trace is taken for silent because it was read first.
@@ -117,7 +132,6 @@ class Session:
             self.read()
             if time.monotonic() - began < SCAN_S:
                 break
-        self._import()
 
     def afterwards(self, writer: FindingWriter) -> None:
         """Read all, judge at the end of the traces."""
@@ -142,6 +156,8 @@ class Session:
         next_scan, takes = began, 0
         due: Due | None = None
         self.read()
+        if not self._stopped and self._set_right():
+            self.read()
         self._import()
         while not self._stopped:
             now = time.monotonic()

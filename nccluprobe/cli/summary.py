@@ -160,6 +160,19 @@ def untraced_notes(matcher: Matcher) -> list[str]:
     return notes
 
 
+def skew_notes(matcher: Matcher, skews: dict[str, int]) -> list[str]:
+    """Hosts whose clocks were set right, ``skews`` by boot id, ns."""
+    hosts = {p.boot_id: p.info.host for p in matcher.processes.values() if p.info is not None}
+    found = [
+        f"the clock of {hosts.get(boot, boot)} is {abs(ahead) / 1e9:.0f} s "
+        f"{'ahead of' if ahead > 0 else 'behind'} that of other hosts, by when communicators were "
+        "made: its times are set right by that"
+        for boot, ahead in sorted(skews.items())
+    ]
+    more = len(found) - _LISTED
+    return found[:_LISTED] + ([f"and the clocks of {more} more hosts"] if more > 0 else [])
+
+
 def clock_notes(matcher: Matcher) -> list[str]:
     """Whose clock is not that of this machine, as far as files tell that grow."""
     found = [
@@ -215,6 +228,7 @@ def summary_of(
             "function and are not seen, so ranks may stand apart inside a graph"
         )
     notes += untraced_notes(matcher)
+    notes += skew_notes(matcher, analysis.skews)
     notes += clock_notes(matcher)
     notes += end_notes(processes, procinfo.boot_id(), time.time_ns())
     notes += waiting_notes(matcher)

@@ -23,7 +23,7 @@ from nccluprobe.match.accounts import Accounts
 from nccluprobe.match.callrows import CallCounts, Calls, RowReader, joined, merged
 from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
 from nccluprobe.match.fastcalls import FastCalls
-from nccluprobe.match.lines import BAD, BadLine, SourceState
+from nccluprobe.match.lines import BAD, BadLine, Boots, SourceState
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.trace import scanner
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS, known_fields
@@ -61,7 +61,7 @@ class Decoder:
         """``native``: what ``scanner.load`` gives; None: everything is read in Python."""
         self.table = table
         self.counts = DecodeCounts()
-        self.boots: dict[str, int] = {}  # boot id -> unix minus monotonic time
+        self.boots = Boots()
         self._sources: dict[int, SourceState] = {}
         self._reader = RowReader(table)
         self._accounts = Accounts()

@@ -42,6 +42,15 @@ class SourceState:
     open_groups: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass
+class Boots:
+    """Clocks of hosts by their boot id: unix less monotonic time, ns."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    #: Those that are known to be wrong, and were corrected: how exactly, nobody knows.
+    corrected: frozenset[str] = frozenset()
+
+
 def integer(value: Any) -> int:
     """An integer, or TypeError."""
     if type(value) is not int:
@@ -72,10 +81,10 @@ def _time(row: Line, name: str, state: SourceState) -> int:
     return t + state.offset
 
 
-def _process(row: Line, state: SourceState, boots: dict[str, int], _: SignatureTable) -> m.Item:
+def _process(row: Line, state: SourceState, boots: Boots, _: SignatureTable) -> m.Item:
     boot_id = _text(row["boot_id"])
     state.boot_id = boot_id
-    state.offset = boots.get(boot_id, state.offset)
+    state.offset = boots.offsets.get(boot_id, state.offset)
     libs = row.get("libs") or []
     versions = {str(lib["nccl_version"]) for lib in libs if lib.get("nccl_version")}
     return m.ProcessInfo(
@@ -95,12 +104,14 @@ def _process(row: Line, state: SourceState, boots: dict[str, int], _: SignatureT
     )
 
 
-def _clock(row: Line, state: SourceState, boots: dict[str, int], _: SignatureTable) -> m.Item:
+def _clock(row: Line, state: SourceState, boots: Boots, _: SignatureTable) -> m.Item:
     offset = integer(row["unix"]) - integer(row["mono"])
     if abs(offset) >= 2**62:
         raise ValueError("unix is out of range")
-    first = boots.setdefault(state.boot_id, offset)
+    first = boots.offsets.setdefault(state.boot_id, offset)
     state.offset = first
+    if state.boot_id in boots.corrected:
+        return m.ClockState(state.source, None)
     err = _opt_int(row, "err")
     bound = None if err is None or row.get("synced") is False else err
     if bound is not None and abs(offset - first) > _STEP:
@@ -108,7 +119,7 @@ def _clock(row: Line, state: SourceState, boots: dict[str, int], _: SignatureTab
     return m.ClockState(state.source, bound)
 
 
-def _comm(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _comm(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item:
     return m.CommInfo(
         source=state.source,
         id=integer(row["id"]),
@@ -135,11 +146,11 @@ def _seqs(row: Line) -> tuple[int, ...] | None:
     return tuple(integer(v) for v in values)
 
 
-def _comm_end(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _comm_end(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item:
     return m.CommEnd(state.source, integer(row["comm"]), _time(row, "t", state), _text(row["how"]))
 
 
-def _coverage(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _coverage(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item:
     losses = ("lost_kernel", "lost_queue", "overwritten", "skipped_disk", "blind")
     alive = row["alive"]
     if not (alive is None or isinstance(alive, bool)):
@@ -159,7 +170,7 @@ def _coverage(row: Line, state: SourceState, _: dict[str, int], __: SignatureTab
     )
 
 
-def _process_end(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _process_end(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item:
     return m.ProcessEnd(
         source=state.source,
         t=_time(row, "t", state),
@@ -170,7 +181,7 @@ def _process_end(row: Line, state: SourceState, _: dict[str, int], __: Signature
     )
 
 
-def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item | None:
+def _state(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item | None:
     if row["state"] == "phase":
         since = _time(row, "since", state)
         return m.Phase(
@@ -191,7 +202,7 @@ def _state(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable)
     return None
 
 
-def _enter(row: Line, state: SourceState, _: dict[str, int], table: SignatureTable) -> m.Item:
+def _enter(row: Line, state: SourceState, _: Boots, table: SignatureTable) -> m.Item:
     name = _text(row["api"])
     api = BY_NAME.get(name)
     order = _opt_int(row, "ord")
@@ -232,7 +243,7 @@ def _group(row: Line) -> int:
     return 0 if inner else group
 
 
-def _looked(row: Line, state: SourceState, _: dict[str, int], __: SignatureTable) -> m.Item:
+def _looked(row: Line, state: SourceState, _: Boots, __: SignatureTable) -> m.Item:
     t = integer(row["unix"])
     if not 0 <= t < 2**62:
         raise ValueError("unix is out of range")
@@ -267,7 +278,7 @@ def _looked_comm(row: Line) -> m.LookedComm:
     )
 
 
-Converter = Callable[[Line, SourceState, dict[str, int], SignatureTable], "m.Item | None"]
+Converter = Callable[[Line, SourceState, Boots, SignatureTable], "m.Item | None"]
 CONVERTERS: dict[str, Converter] = {
     "process": _process,
     "clock": _clock,

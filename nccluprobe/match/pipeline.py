@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from nccluprobe.match.decode import Decoder, Lines
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.lines import Boots
 from nccluprobe.match.matcher import Due, Matcher
 from nccluprobe.match.model import Item
 from nccluprobe.match.options import Options
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.skew import skews
 
 #: Slots are closed after so many lines: memory stays bounded, and the work does
 #: not grow with the number of small chunks.
@@ -30,6 +32,24 @@ class Analysis:
         self._settled = 0  # lines until the last time
         #: What came by ``take``, for who wants to show it; None: it is not kept.
         self.kept: list[Item] | None = None
+        self._native = native
+        #: Boot id -> how far its clock was found ahead of that of others, ns: set right.
+        self.skews: dict[str, int] = {}
+
+    def corrected(self) -> Analysis | None:
+        """An analysis to feed anew, with clocks of hosts that are wrong set right; None: none is.
+
+        To be asked when all is read.
+        """
+        m, boots = self.matcher, self.decoder.boots
+        wrong = {} if self.skews else skews(m.processes.values(), m.endpoints.values())
+        if not wrong:
+            return None
+        other = Analysis(m.options, self._native)
+        other.skews, other.kept = wrong, self.kept
+        right = {boot: boots.offsets[boot] - ahead for boot, ahead in wrong.items()}
+        other.decoder.boots = Boots(right, frozenset(right))
+        return other
 
     def open(self, sources: Iterable[tuple[int, str]]) -> None:
         """Sources that exist: until one is read, nothing is closed that it may speak of."""
