@@ -35,7 +35,8 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.OK: "done; analyze: no finding",
     ExitCode.INTERNAL: "a fault of nccluprobe itself: please report it",
     ExitCode.USAGE: "an option or argument is wrong",
-    ExitCode.NOT_PERMITTED: "a privilege is missing (attach needs root or capabilities)",
+    ExitCode.NOT_PERMITTED: "a privilege is missing (attach needs root or capabilities), or a "
+    "folder is another user's",
     ExitCode.BPF_REFUSED: "the kernel refused the BPF program, a map or a probe",
     ExitCode.NO_BCC: "the BPF Compiler Collection's Python module is not installed",
     ExitCode.NO_PROCESS: "attach --exit-if-none or --pid, doctor, inspect: no such process",

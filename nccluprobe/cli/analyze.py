@@ -35,6 +35,7 @@ def analyze(
         typer.Argument(
             help="Run folders, or folders with runs below; dumps, reports and logs of other tools.",
             metavar="PATH",
+            readable=False,
         ),
     ],
     follow: Annotated[
@@ -95,7 +96,9 @@ def analyze(
             # Nobody looks for files where no run is, and where they were not asked for.
             output.say(f"{FINDINGS} is in {writer.folder} (--out DIR: elsewhere)")
         if unwritten is None:
-            return int(session.exit_code())
+            code = session.exit_code()
+            lacks = writer.lacks and code is not ExitCode.FINDINGS
+            return int(ExitCode.OUTPUT if lacks else code)
         # The verdict is whole, and what waits for it must hear of an error all the same.
         if session.exit_code() is ExitCode.FINDINGS:
             raise NccluprobeError(str(unwritten), ExitCode.FINDINGS)
@@ -123,8 +126,9 @@ def _default_out(found: Found) -> Path:
     folder = found.traces[0]
     if not folder.is_dir():
         return folder.parent
-    runs = folder / "tracing" if (folder / "tracing").is_dir() else folder
+    runs = folder
     try:
+        runs = folder / "tracing" if (folder / "tracing").is_dir() else folder
         inside = [p for p in runs.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError as error:
         raise NccluprobeError(

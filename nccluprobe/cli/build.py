@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,11 @@ def build(
             "the sources of the native parts are not here: install nccluprobe from a "
             "checkout, with a C compiler",
             ExitCode.INTERNAL,
+        )
+    made = next(p for p in (out, *out.parents) if p.exists())
+    if not os.access(made, os.W_OK | os.X_OK, effective_ids=True):
+        raise NccluprobeError(
+            f"{made} cannot be written to: build as the user who installed it", ExitCode.OUTPUT
         )
     command = [sys.executable, str(source), "--out", str(out), *(["--cc", cc] if cc else [])]
     done = subprocess.run(

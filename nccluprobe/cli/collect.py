@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -31,7 +32,9 @@ RINGS = ".ring"
 def collect(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Folder of the rings. Default: this user's."),
+        typer.Argument(
+            metavar="DIR", help="Folder of the rings. Default: this user's.", readable=False
+        ),
     ] = None,
     once: Annotated[
         bool,
@@ -77,6 +80,11 @@ def _collect(
 ) -> None:
     if once:
         _refuse_nothing(where)
+    elif where.is_dir() and not os.access(where, os.R_OK | os.X_OK, effective_ids=True):
+        raise NccluprobeError(
+            f"{where} cannot be read: the records belong to who runs the job, others need sudo",
+            ExitCode.NOT_PERMITTED,
+        )
     source, collector = make(
         where, out, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes, say=say
     )

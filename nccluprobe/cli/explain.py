@@ -41,12 +41,16 @@ _BEFORE, _AFTER = 3, 2
 
 
 def explain(
-    words: Annotated[
-        list[str],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="What was given to analyze.", metavar="RUN", readable=False),
+    ] = None,
+    *,
+    finding_id: Annotated[
+        str,
         typer.Argument(
-            help="What was given to analyze, and the id of the finding, as in the report "
-            "([f...]); its beginning will do.",
-            metavar="RUN... FINDING_ID",
+            help="Id of the finding, as in the report ([f...]); its beginning will do.",
+            metavar="FINDING_ID",
         ),
     ],
     missing_after: MissingAfter = 60.0,
@@ -62,8 +66,6 @@ def explain(
 
     The traces are judged again: give it the options that analyze had.
     """
-    *paths, finding_id = words
-    runs = [Path(path) for path in paths]
     if not runs:
         what = (
             "give the id of a finding after it, as analyze shows it: [f...]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from nccluprobe.cli import output
 from nccluprobe.cli.summary import summary_of
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import RAS, Found
@@ -241,8 +243,7 @@ class Session:
                 sys.stdout.write(time.strftime("%H:%M:%S  ") + single(f, sys.stdout.isatty()))
             sys.stdout.flush()
         if self.as_json and findings:
-            sys.stdout.write(b"".join(finding_line(f) for f in findings).decode())
-            sys.stdout.flush()
+            output.write_lines(b"".join(finding_line(f) for f in findings))
 
     def finish(self) -> None:
         """The report."""
@@ -267,7 +268,7 @@ class Session:
 def nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:
     """Why there is nothing to judge, and what to do."""
     if session.imported is not None and session.imported.told.problems:
-        return NccluprobeError(session.imported.told.problems[0], ExitCode.NO_TRACE)
+        return NccluprobeError(_denied(session.imported.told.problems[0]), ExitCode.NO_TRACE)
     known = sorted(session.reader.run_ids)
     if run_id is not None and known:
         more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
@@ -277,7 +278,8 @@ def nothing_read(session: Session, folders: list[Path], run_id: str | None) -> N
         )
     if session.reader.counts.unreadable_files:
         return NccluprobeError(
-            f"no trace could be read: {session.reader.counts.examples[0]}", ExitCode.NO_TRACE
+            _denied(f"no trace could be read: {session.reader.counts.examples[0]}"),
+            ExitCode.NO_TRACE,
         )
     return NccluprobeError(
         f"no readable trace in {', '.join(map(str, folders))}; "
@@ -285,3 +287,9 @@ def nothing_read(session: Session, folders: list[Path], run_id: str | None) -> N
         "makes no calls and so no trace: `nccluprobe inspect` reads where its ranks stand",
         ExitCode.NO_TRACE,
     )
+
+
+def _denied(text: str) -> str:
+    """With what to do about it, where that is all."""
+    owners = "; traces belong to who runs the traced processes, others need sudo"
+    return text + (owners if text.endswith(os.strerror(errno.EACCES)) else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -143,6 +144,9 @@ def _unwritten(error: OSError) -> ExitCode:
         # The reader of our output went away, as ``| head`` does.
         output.drop()
         return ExitCode.OK
+    if isinstance(error, PermissionError) and error.filename is not None:
+        output.say(f"{os.fsdecode(error.filename)}: {error.strerror}; run it as its owner, or sudo")
+        return ExitCode.NOT_PERMITTED
     if error.errno not in output.FULL or error.filename is not None:
         raise error
     output.drop()

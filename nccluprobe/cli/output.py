@@ -36,6 +36,8 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names from traces hold any character
+        sys.stdout.reconfigure(errors="backslashreplace")
     raw = io.FileIO(2, "w", closefd=False)
     sys.stderr = Notes(raw, errors="backslashreplace", write_through=True)
 
@@ -48,6 +50,13 @@ def say(text: str) -> None:
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     with contextlib.suppress(OSError):  # where it is not prepared, as in a library's use
         print(f"nccluprobe: {line}", file=sys.stderr, flush=True)
+
+
+def write_lines(data: bytes) -> None:
+    """Lines of JSON to standard output, in UTF-8 whatever the locale is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
 
 
 def drop() -> None:

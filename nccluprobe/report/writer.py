@@ -71,6 +71,11 @@ class FindingWriter:
             self.close()
             raise self._cannot(error) from error
 
+    @property
+    def lacks(self) -> bool:
+        """Whether findings are in no file so far: the disk is full."""
+        return bool(self._unwritten)
+
     def _cannot(self, error: OSError) -> NccluprobeError:
         return NccluprobeError(
             f"{FINDINGS} is not written, cannot write to {self.folder}: {error.strerror}; "
@@ -133,9 +138,7 @@ class FindingWriter:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                sys.stderr.write(
-                    f"nccluprobe: findings are not written to {self.folder}: {error.strerror}\n"
-                )
+                sys.stderr.write(f"nccluprobe: {self._cannot(error)}\n")
             return False
         return True
 

@@ -242,7 +242,7 @@ def test_explain_takes_the_folders_that_analyze_took(tmp_path: Path) -> None:
     code, _, said = command("explain", nodes[0])
     assert code == ExitCode.USAGE and "give the id of a finding after it" in said
     code, _, said = command("explain")
-    assert code == ExitCode.USAGE and "Missing argument 'RUN... FINDING_ID'" in said
+    assert code == ExitCode.USAGE and "Missing argument 'FINDING_ID'" in said
     (tmp_path / "empty").mkdir()
     code, _, said = command("explain", tmp_path / "empty", found[1])
     assert code == ExitCode.NO_TRACE and "no readable trace in" in said
