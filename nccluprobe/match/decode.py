@@ -306,7 +306,7 @@ def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> list[m.
     for row in rows:
         if row["rc"] is None and row.get("end") == "no_return":
             try:
-                made = rare.CONVERTERS["enter"](row, state, {}, table)
+                made = rare.CONVERTERS["enter"](row, state, Boots(), table)
             except BAD:
                 continue  # its call line is taken for what it is
             if isinstance(made, m.Enter):

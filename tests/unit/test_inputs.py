@@ -101,7 +101,7 @@ def test_follow_prints_findings_as_they_come(tmp_path: Path) -> None:
     head, _, rest = done.stdout.partition("\n")
     # Old traces, or a clock that is behind: for some seconds they are judged as of their end.
     assert head[8:].startswith("  CONSEQUENCE  collective_missing_enter"), done.stdout
-    assert "collective_missing_enter" in rest  # and the report at the end
+    assert "1 consequence:" in rest  # and the report at the end
     assert "silent" not in done.stdout
 
 
