@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +70,7 @@ def explain(
     if not runs:
         what = (
             "give the id of a finding after it, as analyze shows it: [f...]"
-            if Path(finding_id).exists()
+            if os.path.exists(finding_id)  # noqa: PTH110 - False also of a name that is too long
             else "give what analyze was given before it: explain RUN... FINDING_ID"
         )
         raise NccluprobeError(f"{finding_id}: {what}", ExitCode.USAGE)

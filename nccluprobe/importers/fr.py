@@ -30,6 +30,7 @@ from nccluprobe.importers.fr_groups import (
 )
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.importers.fr_missing import suspects
+from nccluprobe.importers.fr_rings import open_below
 from nccluprobe.match import model as m
 from nccluprobe.match.doubt import ASSUMED
 from nccluprobe.match.signature import SignatureTable
@@ -95,8 +96,9 @@ class FlightRecorder:
             if member.dump is not None:
                 calls[rank] = Calls(member.dump, self.table)
         late = self._cut(calls)
+        is_ring = any((c.dump.state == COMPLETED).any() for c in calls.values())
         for rank, c in calls.items():
-            self._read(rank, c, rank in late)
+            self._read(rank, c, rank in late, is_ring)
         self._later = self._find_later(calls, late)
         for group in self._groups.values():
             for rank in self._later & group.parts.keys():
@@ -106,6 +108,7 @@ class FlightRecorder:
         for group in self._groups.values():
             group.settle()
         groups = self._groups.values()
+        open_below(groups, {r: c.oldest for r, c in calls.items()})
         short = self._short(calls) - late - self._later
         forget_unplaced(groups, short)
         timed = {r for r, c in calls.items() if c.dump.timed}
@@ -158,7 +161,7 @@ class FlightRecorder:
         begins = {r: c for r, c in calls.items() if len(c.state) and c.state[0] != COMPLETED}
         return {r for r, c in begins.items() if is_ring or c.has_lost()}
 
-    def _read(self, rank: int, calls: Calls, was_cut: bool) -> None:
+    def _read(self, rank: int, calls: Calls, was_cut: bool, is_ring: bool) -> None:
         dump = calls.dump
         self.calls += len(dump)
         for g, (name, desc) in enumerate(dump.groups_seen):
@@ -175,6 +178,9 @@ class FlightRecorder:
             part = group.parts[rank] = Part(known.ranks.index(rank), 0)
             part.collectives = calls.collectives(g, None if has_p2p else status)
             part.transfers = calls.transfers(g, len(known.ranks), status) if has_p2p else None
+            # What is older was made; of a late dump nobody knows whether it had ended then.
+            c = part.collectives
+            part.whole = not was_cut or not is_ring or (c is not None and c.pending > c.base)
             newest = calls.entered(g)
             if was_cut and calls.forgets and part.collectives is None:
                 part.at_most = newest + 1

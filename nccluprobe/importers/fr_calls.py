@@ -15,6 +15,7 @@ import numpy as np
 from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_entries import COMPLETED, SCHEDULED, STARTED
 from nccluprobe.importers.fr_names import COALESCED, Operation, datatype, operation
+from nccluprobe.importers.fr_numbers import BIG
 from nccluprobe.match.model import SIG_LOST, Int32, Int64
 from nccluprobe.match.signature import SignatureTable
 
@@ -117,6 +118,8 @@ class Calls:
         self._sigs = np.full((len(dump.calls), 2), -1, np.int32)
         self._name = dump.name
         self.state = dump.state.copy()
+        #: When its end was noticed; of what was put together that of all.
+        self._ended = dump.ended.copy()
         self.kept = np.ones(len(dump), np.bool_)
         self._end = int(dump.created.max(initial=0))
         self._in_coalesced = np.zeros(len(dump), np.bool_)
@@ -141,6 +144,12 @@ class Calls:
         return int(open_.min()) if len(open_) else None
 
     @property
+    def oldest(self) -> tuple[int, int]:
+        """Number in the dump and time of the oldest call that it holds; unix ns."""
+        d = self.dump
+        return int(d.record.min(initial=BIG)), int(d.created.min(initial=BIG))
+
+    @property
     def forgets(self) -> bool:
         """Whether the dump does not show every call up to the moment that it was cut at.
 
@@ -158,7 +167,7 @@ class Calls:
     def cut(self, t: int) -> bool:
         """Forget what was made later than ``t``, and ends that were noticed later; if any."""
         self._end = t
-        late, ended = self.dump.created > t, self.dump.ended > t
+        late, ended = self.dump.created > t, self._ended > t
         self.kept &= ~late
         self.state[ended] = SCHEDULED
         return bool(late.any() or ended.any())
@@ -188,6 +197,7 @@ class Calls:
             if together:
                 self.kept[i] = False
                 self.state[together] = self.state[i]
+                self._ended[together] = d.ended[i]
                 if d.is_p2p[together[0]]:
                     self._batched[together] = True
                     self._batch[together] = int(d.record[i]) + 1

@@ -29,6 +29,8 @@ class Part:
     position: int | None = None
     #: That number is not larger than this; None: nothing is known of it.
     at_most: int | None = None
+    #: Whether all is complete that is older than what its dump shows.
+    whole: bool = True
 
     def forget(self) -> None:
         """Leave out what its dump shows: nobody knows when that was."""
@@ -46,13 +48,13 @@ class Group:
     @property
     def complete(self) -> int:
         """Below this, somebody has completed every collective."""
-        found = [0]
+        found: list[int] = []
+        unknown: list[int] = []
         for p in self.parts.values():
-            if p.collectives is not None:
-                found.append(p.collectives.pending)
-            elif p.position is not None:
-                found.append(p.position)
-        return max(found)
+            at = p.position if p.collectives is None else p.collectives.pending
+            if at is not None:
+                (found if p.whole else unknown).append(at)
+        return max(found, default=min(unknown, default=0))
 
     @property
     def waiting(self) -> set[int]:

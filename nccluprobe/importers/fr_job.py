@@ -12,6 +12,9 @@ from nccluprobe.importers.fr_dump import Dump, Group
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 
+#: What stands for the file of a rank that left none.
+NO_FILE = "no dump"
+
 #: A process group: its name and members, the same on all its ranks.
 GroupKey = tuple[str, tuple[int, ...]]
 
@@ -46,7 +49,7 @@ class Job:
                 self.desc.setdefault((g.name, g.ranks), g.desc)
         named = {r for _, ranks in self.desc for r in ranks}
         for rank in sorted(named - self.members.keys()):
-            self.members[rank] = Member(rank, f"rank {rank} (no dump)", None, False)
+            self.members[rank] = Member(rank, NO_FILE, None, False)
 
 
 def rank_in_name(path: str) -> int | None:

@@ -179,6 +179,7 @@ def _flight_recorder(
             )
         if not recorder.compares:
             continue
+        done.note("calls have PyTorch's numbers (collective_seq_id): the first is #1")
         analysis.lower_limits(recorder.waited)
         for items in recorder.items():
             analysis.take(items)

@@ -179,7 +179,7 @@ def _next_step(f: Finding) -> str | None:
     if f.named and f.role == "root_cause" and not _blamed(f, statuses):
         where = f.named[0]  # the statuses are those of others
     if where is None or not where.get("pid"):  # 0: a source that does not tell
-        return _general_step(f)
+        return _step_of_ranks(f) or _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))
     if where.get("heartbeat") == "absent" and reason in _OF_THE_LIVING:
         return (
@@ -202,6 +202,19 @@ def _next_step(f: Finding) -> str | None:
     if f.hang_type == "collective_missing_exit":
         return f"look at the GPU of pid {pid} on {host} (dmesg for Xid, nvidia-smi)"
     return f"look at pid {pid} on {host} (py-spy dump --pid {pid})"
+
+
+def _step_of_ranks(f: Finding) -> str | None:
+    """What to look at of ranks whose processes are not told, as in dumps."""
+    ranks = sorted(n["rank"] for n in f.named if n["rank"] is not None and not n["pid"])
+    if f.role != "root_cause" or not ranks:
+        return None
+    who = f"{numbers(ranks)} of the job"
+    if f.hang_type in ("collective_mismatch", "skipped_or_extra_call", "p2p_mismatch"):
+        return f"compare the code path of {who} with that of another rank"
+    if f.hang_type == "collective_missing_exit":
+        return f"look at the GPU of {who} (dmesg for Xid, nvidia-smi)"
+    return f"look at {who}: the stack of its process (py-spy dump), or else the end of its log"
 
 
 def _general_step(f: Finding) -> str | None:

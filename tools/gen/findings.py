@@ -10,7 +10,11 @@ _FIELDS = (
     ("hang_type", "what happened, see below"),
     ("run_id", "label of the run"),
     ("comm_uid_hash", "NCCL's commHash, 16 hex digits; null: the call has no communicator"),
-    ("comm_seq", "number of the collective on its communicator, from 0; null: not a collective"),
+    (
+        "comm_seq",
+        "number of the collective on its communicator, from 0; of flight recorder dumps PyTorch's, "
+        "from 1; null: not a collective",
+    ),
     ("detected_at_unix_ns", "when it was first seen"),
     ("details.api", "full name of the C function"),
     ("details.expected_nranks", "size of the communicator"),

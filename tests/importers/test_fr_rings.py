@@ -1,0 +1,92 @@
+"""Rings that have gone past the calls in question, and ranks that dump when others have gone on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from importers.fr_incidents import FORMS
+from importers.frgen import one_group
+from importers.test_cli import analyze
+from importers.test_fr import stalled
+from importers.test_fr_incidents import blamed, made
+from nccluprobe.importers.fr_calls import Calls, Collectives
+from nccluprobe.importers.fr_dump import parse_dump
+from nccluprobe.importers.fr_entries import COMPLETED
+from nccluprobe.importers.fr_groups import Group, Part
+from nccluprobe.importers.fr_rings import open_below
+from nccluprobe.match.model import SIG_LOST
+from nccluprobe.match.signature import SignatureTable
+
+
+@pytest.mark.parametrize("seed", [8, 13, 29, 48])
+def test_who_waits_for_ranks_that_dump_late_is_not_to_blame(seed: int, tmp_path: Path) -> None:
+    """Their rings hold what came later, and only the end of what the others wait in."""
+    incident = made("late-any", seed)
+    assert blamed(incident, "ring", tmp_path) <= incident.culprits
+
+
+def test_the_end_of_a_batch_that_came_after_the_cut_is_that_of_all_its_parts(
+    tmp_path: Path,
+) -> None:
+    incident = made("late-any", 48)
+    data = incident.write(tmp_path, FORMS["ring"]()) / "node0_nccl_trace_rank_1.json"
+    dump = parse_dump(data.read_bytes())
+    calls = Calls(dump, SignatureTable())
+    seq = dump.seq == 55625
+    assert (calls.state[seq] == COMPLETED).all()
+    calls.cut(int(dump.ended[seq].max()) - 1)
+    assert not (calls.state[seq] == COMPLETED).any()
+
+
+def group_of(*parts: tuple[int | None, int | None, bool]) -> Group:
+    """Of each rank: number of the one open call that it shows, its position, and ``whole``."""
+    group = Group(("0", tuple(range(len(parts)))))
+    one, no = np.ones(1, np.int64), np.zeros(1, np.bool_)
+    for rank, (base, position, whole) in enumerate(parts):
+        part = group.parts[rank] = Part(rank, 0, position=position, whole=whole)
+        if base is not None:
+            sig = one.astype(np.int32)
+            part.collectives = Collectives(base, sig, one, one, base, no, no)
+    return group
+
+
+def test_what_a_ring_does_not_hold_may_be_open() -> None:
+    """One shows that 5 is open, the ring of another begins with 7, a third has made 6 calls."""
+    group = group_of((5, None, True), (7, None, False), (None, 6, False))
+    assert group.complete == 5
+    open_below([group], dict.fromkeys(range(3), (100, 9)))
+    bases = [(c.base, c.pending, c.end) for p in group.parts.values() if (c := p.collectives)]
+    assert bases == [(5, 5, 6), (5, 5, 8), (5, 5, 6)]
+    second = group.parts[1].collectives
+    assert second is not None
+    assert second.sig.tolist() == [SIG_LOST, SIG_LOST, 1]
+
+
+def test_what_others_have_completed_stays_complete() -> None:
+    group = group_of((9, None, True), (7, None, False))
+    assert group.complete == 9
+    open_below([group], dict.fromkeys(range(2), (100, 9)))
+    assert [p.collectives.base for p in group.parts.values() if p.collectives] == [9, 7]
+
+
+def test_a_rank_of_a_dump_has_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = " ".join(analyze(stalled().write(tmp_path / "dumps"))[1].split())
+    assert "next: look at rank 2 of the job: the stack of its process" in out
+    assert "the first is #1" in out
+
+
+def test_a_rank_without_a_dump_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = one_group()
+    job.all("0", 1.0)
+    folder = job.write(tmp_path / "dumps")
+    (folder / "nccl_trace_rank_0").unlink()
+    out = " ".join(analyze(folder)[1].split())
+    assert "rank 0, no dump" in out
+    assert out.count("rank 0") == 1
