@@ -49,7 +49,8 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.CANARY_WRONG: "canary: a rank got a wrong result",
     ExitCode.CANARY_FAILED: "canary: NCCL, driver, bootstrap or a deadline failed on a rank",
     ExitCode.CANARY_HELD: "canary --nproc: --hold ended ranks that still ran",
-    ExitCode.INTERRUPTED: "ended by a second Ctrl-C, without cleaning up",
+    ExitCode.INTERRUPTED: "ended by Ctrl-C: by the first one where nothing is to be cleaned up, "
+    "else by the second",
 }
 
 

@@ -92,6 +92,7 @@ class FindingWriter:
         findings = [*self._unwritten, *findings]
         if not findings:
             return
+        self._look()
         self.open()
         with _locked(self._findings):
             self._catch_up()
@@ -106,6 +107,18 @@ class FindingWriter:
             self._catch_up()
         for f in new:
             self.log(f"{f.state} {f.severity} {f.hang_type} {f.id} {f.role}")
+
+    def _look(self) -> None:
+        """Go on in a new file where somebody has deleted ours; never in a deleted folder."""
+        if self._findings < 0 or os.fstat(self._findings).st_nlink:
+            return
+        if not self.folder.is_dir():
+            raise self._cannot(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        for fd in (self._findings, self._log):
+            os.close(fd)
+        self._findings = self._log = -1
+        self._read = 0
+        self._last.clear()
 
     def _catch_up(self) -> None:
         """Read what has been appended since the last time, also by others."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.match.finding import Finding
 from nccluprobe.report import writer
 from nccluprobe.report.writer import FINDINGS, FindingWriter
@@ -69,6 +71,20 @@ def test_a_file_that_was_cut_is_written_again(tmp_path: Path) -> None:
         (tmp_path / FINDINGS).write_text("")
         mine.write([finding(1)])
         assert ids(tmp_path) == [finding(1).id]
+
+
+def test_a_file_that_was_deleted_is_made_again_and_its_folder_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with FindingWriter(folder) as mine:
+        mine.write([finding(1)])
+        (folder / FINDINGS).unlink()
+        mine.write([finding(2)])
+        assert ids(folder) == [finding(2).id]
+        shutil.rmtree(folder)
+        with pytest.raises(NccluprobeError, match=f"{FINDINGS} is not written") as caught:
+            mine.write([finding(3)])
+        assert caught.value.code is ExitCode.OUTPUT
+        assert not folder.exists()
 
 
 def test_a_lock_that_is_never_given_back_does_not_hold_us(
