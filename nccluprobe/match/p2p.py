@@ -163,7 +163,10 @@ class P2P:
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
         self.stalls = stalls = self.run_devices(comms, context, known, disputed, orders)
-        current += [*stalls.findings, *halves_behind(stalls, context, self.sides)]
+        current += [
+            *stalls.findings,
+            *halves_behind(stalls, context, self.sides, self.pairs.wires.size),
+        ]
         heads = Heads(stalls.stalls, self.sides)
         judges: list[Judge] = []
         self.unreceived = []

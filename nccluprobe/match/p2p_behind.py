@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
+from nccluprobe.match import model as m
 from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
@@ -21,7 +24,7 @@ from nccluprobe.match.p2p_fill import epoch_of
 from nccluprobe.match.p2p_loss import unseen
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_past import left_out_call, stream_of
-from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, Op, Side
+from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Op, Side
 from nccluprobe.match.p2p_shape import left_one_out
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import last_sign
@@ -34,14 +37,18 @@ def halves_behind(
     stalls: Stalls,
     context: Callable[[Communicator], Context],
     sides: Mapping[At, Side],
+    size: Callable[[m.Int64], m.Int64],
 ) -> list[Finding]:
-    """Findings of such halves; they become the causes of what stands still because of them."""
+    """Findings of such halves; they become the causes of what stands still because of them.
+
+    ``size``: bytes by signature.
+    """
     found = []
     for s in stalls.stalls:
         if id(s.node) in stalls.causes or s.lack.missing or s.lack.gone or s.lack.fault:
             continue
         for part in s.parts:
-            f = None if part.message is None else _judge(s, part, context(part.comm), sides)
+            f = None if part.message is None else _judge(s, part, context(part.comm), sides, size)
             if f is not None:
                 stalls.causes[id(s.node)] = f
                 found.append(f)
@@ -49,7 +56,13 @@ def halves_behind(
     return found
 
 
-def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Finding | None:
+def _judge(
+    s: Stall,
+    part: Part,
+    ctx: Context,
+    sides: Mapping[At, Side],
+    size: Callable[[m.Int64], m.Int64],
+) -> Finding | None:
     own, comm = s.endpoint, part.comm
     e, mine = comm.endpoints.get(part.peer), sides.get(s.side_key)
     theirs = None if e is None else sides.get((e.info.source, e.info.id))
@@ -75,7 +88,7 @@ def _judge(s: Stall, part: Part, ctx: Context, sides: Mapping[At, Side]) -> Find
     if slot == own.entered and (unseen_calls(own) or left_out_call(comm, own, sides)):
         return None
     op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
-    if op is None:
+    if op is None or not _may_be_next(mine, op, theirs, half, size):
         return None
     says = left_one_out(comm, sides, mine, e, op)
     if says is False:
@@ -107,6 +120,28 @@ def _half(part: Part, theirs: Side) -> Op | None:
         if (row[PEER], row[ORD], bool(row[SEND])) == (part.rank, order, not send):
             return Op(*row)
     return None
+
+
+def _may_be_next(
+    mine: Side, op: Op, theirs: Side, half: Op, size: Callable[[m.Int64], m.Int64]
+) -> bool:
+    """Whether a half, and those after it, fit the operations after the one that they stand for.
+
+    They are these if the half before them was left out.
+    """
+    own, others = (
+        {
+            row[ORD]: row[SIG]
+            for row in side.recent().tolist()
+            if (row[PEER], bool(row[SEND])) == (x.peer, bool(x.send)) and row[ORD] >= x.ord
+        }
+        for side, x in ((mine, op), (theirs, half))
+    )
+    both = [(own[n + 1], sig) for n, sig in others.items() if n + 1 in own]
+    if not both:
+        return True
+    a, b = (size(np.array(x, np.int64)) for x in zip(*both, strict=True))
+    return bool(((a == b) | (a < 0) | (b < 0)).all())
 
 
 def _call_at(e: Endpoint, slot: int) -> int | None:

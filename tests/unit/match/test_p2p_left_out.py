@@ -223,3 +223,21 @@ def test_a_whole_step_that_a_peer_lacks_may_come_after_a_call_that_most_made(
         comms[r].proc.group(ops, t + 1, state="inside")
     cover(job.procs, t + 400)
     assert blamed(analyze_job(job)) == named
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [((BIG, 2 * BIG), ("rank_alive_but_not_entered", [1])), ((BIG, BIG), ("call_skipped", []))],
+)
+def test_a_half_that_does_not_fit_the_next_operation_is_of_no_later_step(
+    sizes: tuple[int, ...], said: tuple[str, list[int]]
+) -> None:
+    """Rank 1 lacks the call before its receives, or rank 0 the first of the sends to it."""
+    job = Job()
+    comms = job.world(3)
+    messages.exchange(comms, 1, 1.0, stream=0)
+    for r in (0, 2):
+        comms[r].proc.call(comms[r], AR, 2.0, stream=0)
+    messages.exchange(comms, 2, 3.0, sizes, stream=0)
+    cover(job.procs, 400)
+    assert roots(analyze_job(job)) == [said]
