@@ -72,11 +72,13 @@ class Graph:
     def __post_init__(self) -> None:
         for w in sorted(self.waits, key=lambda w: w.order):
             for e in w.entered:
+                self.endpoint_of.setdefault(e.actor, e)
+                if any(e is x for x in w.absent):
+                    continue  # its part stands behind something older, which is what holds it
                 self.blockers.setdefault(e.actor, []).append(w)
                 # Inside a send or receive a host is held by that one's peer, not by a collective.
                 if w.hard or e.inside(other=w.seq is None) is not None:
                     self._hard.setdefault(e.actor, []).append(w)
-                self.endpoint_of.setdefault(e.actor, e)
             for e in (*w.absent, *w.held):
                 self.endpoint_of.setdefault(e.actor, e)
         self._solve()

@@ -185,3 +185,23 @@ def test_who_stands_in_sends_to_several_of_those_who_made_a_call_left_it_out(
         xs[r].proc.group(ops, 2.0, state="inside")
     cover(job.procs, 400)
     assert blamed(analyze_job(job)) == named
+
+
+def test_a_call_that_all_members_are_inside_of_is_held_by_what_stands_before_it() -> None:
+    """Ranks 0 and 1 have full queues behind a call that rank 3 has not made."""
+    job = Job()
+    world = job.world(4)
+    pair = [world[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1)]
+    steps(pair, 2, stream=7)
+    t = steps(world, 3, 2.0, stream=7)
+    for c in world[:3]:
+        c.proc.call(c, "ncclAllReduce", t, stream=7)
+    t = steps(pair, 8, t + 1, stream=7)
+    for c in pair:
+        c.proc.enter(c, "ncclAllReduce", t, stream=7)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == {3}
+    assert [kind for kind, role in kinds(found) if role == "root_cause"] == [
+        "collective_missing_enter"
+    ]
