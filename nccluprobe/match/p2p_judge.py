@@ -55,7 +55,7 @@ class Judge:
     ) -> None:
         self.comm, self.ctx, self.open = comm, ctx, channels
         self.pairs, self.sides, self.faults = pairs, sides, faults
-        self.units = units_of(comm, channels, pairs, sides, stalls.heads)
+        self.units = units_of(comm, channels, pairs, sides, stalls.heads, stalls.gone)
         self._of: dict[int, list[Unit]] = {}
         for u in self.units:
             self._of.setdefault(id(u.endpoint), []).append(u)

@@ -6,7 +6,7 @@ operations progress together, so it waits for all its peers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.p2p_pair import SMALL, At, Channel, Pairs, is_unplaced
 from nccluprobe.match.p2p_queue import ORD, SIG, Op, Queue, Side
+from nccluprobe.match.process import Actor
 
 #: NCCL's buffer between two ranks holds 8 messages, or parts of them.
 _STEPS = 8
@@ -111,11 +112,14 @@ def units_of(
     pairs: Pairs,
     sides: Mapping[At, Side],
     heads: Mapping[At, frozenset[int]] | None,
+    gone: Mapping[Actor, Collection[Hashable]],
 ) -> list[Unit]:
     """What the threads of a communicator's endpoints wait in: one unit of each.
 
     ``heads``: side -> call_idx of operations at the head of a stream.  Where
     that is not known: the first receive, as sends before it may have been buffered.
+    ``gone``: actor -> processes that left before its stream came to what they had
+    queued: what else is due from them stands behind that, and does not come either.
     """
     found: dict[tuple[At, int], list[Unit]] = {}
     for channel in channels:
@@ -132,7 +136,7 @@ def units_of(
             one = _first(queue, other, counted=side.placed and not (other and is_unplaced(other)))
             if one is not None:
                 _add(found, side, one)
-    chosen = [u for units in found.values() if (u := _waits_in(units, heads)) is not None]
+    chosen = [u for units in found.values() if (u := _waits_in(units, heads, gone)) is not None]
     return sorted(chosen, key=lambda u: (u.t, u.endpoint.comm_rank or 0, u.thread))
 
 
@@ -174,7 +178,11 @@ def _inside(side: Side, op: Op) -> int | None:
     return None
 
 
-def _waits_in(units: list[Unit], heads: Mapping[At, frozenset[int]] | None) -> Unit | None:
+def _waits_in(
+    units: list[Unit],
+    heads: Mapping[At, frozenset[int]] | None,
+    gone: Mapping[Actor, Collection[Hashable]],
+) -> Unit | None:
     units.sort(key=lambda u: (u.t, u.idx))
     for unit in units:
         unit.ops.sort(key=lambda o: o.op.idx)
@@ -182,7 +190,9 @@ def _waits_in(units: list[Unit], heads: Mapping[At, frozenset[int]] | None) -> U
     if hard is not None:
         return hard
     if heads is not None and all(o.counted and o.peer is not None for u in units for o in u.ops):
-        return next((u for u in units if _at_head(u, heads)), None)
+        left = gone.get(units[0].endpoint.actor, ())
+        behind = (u for u in units if any(o.peer and o.peer.process.who in left for o in u.ops))
+        return next((u for u in units if _at_head(u, heads)), None) or next(behind, None)
     return next((u for u in units if u.receives), units[0])
 
 

@@ -8,7 +8,7 @@ else in the stream of one of them, are added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccluprobe.match import p2p_orders as make
@@ -41,6 +41,8 @@ class Stalls:
     causes: dict[int, Finding] = field(default_factory=dict)
     #: Side -> call_idx of sends and receives at the head of a stream; None: not known.
     heads: dict[At, frozenset[int]] | None = None
+    #: Actor -> processes that left before what stands at the head of its stream could run.
+    gone: dict[Actor, set[Hashable]] = field(default_factory=dict)
     _held: set[Actor] = field(default_factory=set)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _lacks: list[Lack] = field(default_factory=list)
@@ -54,6 +56,9 @@ class Stalls:
             mine = frozenset(p.idx for p in s.parts if p.message is not None)
             self.heads[at] = self.heads.get(at, frozenset()) | mine
             self._held.add(s.endpoint.actor)
+            if s.lack.gone:
+                left = self.gone.setdefault(s.endpoint.actor, set())
+                left |= {e.process.who for e in s.lack.gone}
 
     def holds(self, e: Endpoint) -> bool:
         """Whether something that cannot end stands at the head of a stream of a rank."""

@@ -301,3 +301,18 @@ def test_who_left_and_lacked_nothing_is_not_the_cause() -> None:
     cover(job.procs[1:], t + 400)
     (f,) = analyze_job(job)
     assert (f.hang_type, blamed([f])) == ("p2p_unmatched", {1})
+
+
+def test_what_is_due_from_one_that_left_stands_behind_what_it_left() -> None:
+    """Rank 0 left before its part of a call could run; the receives stand behind that call."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3, stream=7)
+    comms[0].proc.call(comms[0], "ncclAllReduce", t, stream=7)
+    for r in (1, 2):
+        comms[r].proc.call(comms[r], "ncclAllReduce", t + 3, stream=7)
+        comms[r].proc.call(comms[r], "ncclRecv", t + 3.1, peer=0, count=1 << 20, stream=7)
+        comms[r].proc.cover(0.5, 400)
+    comms[0].proc.cover(0.5, t + 1)
+    comms[0].proc.end(t + 1)
+    assert blamed(analyze_job(job)) == {0}
