@@ -15,6 +15,12 @@ from nccluprobe.match.status import coverage_of
 from nccluprobe.match.waits import Wait
 
 
+_BEHIND = (
+    "All have been made, and each stands behind another one in a stream: their orders differ, "
+    "or somebody has made a call more or less than the others before."
+)
+
+
 def _side(w: Wait) -> str:
     return f"{named(w.entered, f'communicator {w.comm.label}')} in {w.label}"
 
@@ -59,7 +65,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     ctx = context(first.comm)
     due = [w for w in cycle.waits if w.finding is not None]
     odd = cycle.extra or odd_call(cycle.waits)
-    if not due or not (cycle.proven or cycle.minority or odd):
+    if not due or not (cycle.proven or cycle.minority or odd or cycle.streams):
         return None
     waited = ctx.now - max(w.first for w in cycle.waits)
     if waited < ctx.options.missing_after:
@@ -70,8 +76,9 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     few = () if p2p and len(cycle.minority) > 1 else cycle.minority
     if odd is not None and (few or (p2p and _all_made_there(odd, p2p))):
         hang_type = "skipped_or_extra_call"
-    sides = "; ".join(_side(w) for w in cycle.waits[:4])
-    more = "" if len(cycle.waits) <= 4 else f"; and {len(cycle.waits) - 4} more"
+    told = [w for w in cycle.waits if w.device or not cycle.streams]
+    sides = "; ".join(_side(w) for w in told[:4])
+    more = "" if len(told) <= 4 else f"; and {len(told) - 4} more"
     named = [
         e for w in cycle.waits for e in w.entered if e.actor in few and len(few) < len(cycle.actors)
     ]
@@ -103,6 +110,8 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
             + (
                 "Each side is inside a call that the other has not made."
                 if cycle.proven
+                else _BEHIND
+                if cycle.streams
                 else "Each side has made a call that the other has not."
             )
         ),

@@ -42,6 +42,8 @@ class Cycle:
     minority: tuple[Actor, ...] = ()
     #: Made by a minority, and gone past by others: a call too many.
     extra: Wait | None = None
+    #: All its calls were made, and each stands behind another one in some stream.
+    streams: bool = False
 
 
 @dataclass
@@ -238,8 +240,9 @@ class Graph:
         if (inversion := excludes(waits, self.orders)) is not None:
             return {Cause("finding", inversion.id)}
         # The place of what was lost among the calls of other communicators is not known.
-        vague = all(w.device for w in waits) and any(w.doubtful for w in waits)
-        if all(w.device for w in waits):
+        streams = all(w.device for w in waits)
+        vague = streams and any(w.doubtful for w in waits)
+        if streams:
             # Streams that hold up each other: they do so as well when one has made a call
             # less than others, and all that follows is shifted.
             waits = (*waits, *self._uneven(waits))
@@ -292,7 +295,7 @@ class Graph:
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
         waits = tuple(sorted(waits, key=lambda w: w.order))
-        return self._cycle(waits, actors, few, proven=len(hard) == len(actors))
+        return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
 
     def _cycle(
         self,
@@ -301,6 +304,7 @@ class Graph:
         minority: Iterable[Actor],
         proven: bool = False,
         extra: Wait | None = None,
+        streams: bool = False,
     ) -> set[Cause]:
         cycle = Cycle(
             len(self.cycles),
@@ -309,6 +313,7 @@ class Graph:
             proven=proven,
             minority=tuple(sorted(minority, key=repr)),
             extra=extra,
+            streams=streams,
         )
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}

@@ -165,3 +165,20 @@ def test_others_that_made_both_tell_which_call_comes_first() -> None:
     cover(job.procs, 400)
     (f,) = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert [c["rank"] for c in f.named] == [1]
+
+
+def test_who_has_run_ahead_in_both_may_have_another_order_or_one_call_more() -> None:
+    """Its calls of both are alike: that those after them are shifted is not excluded."""
+    job = Job()
+    xs = job.world(4)
+    ys = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(xs)]
+    for r, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        for c in (y, x) if r == 1 else (x, y):
+            c.proc.call(c, AR, 10.0 + 0.1 * (c is (x if r == 1 else y)), stream=0)
+        if r == 1:
+            for i, c in enumerate((y, y, x, x)):
+                c.proc.call(c, AR, 11.0 + i, stream=0)
+    cover(job.procs, 400)
+    (f,) = (f for f in analyze_job(job) if f.role == "root_cause")
+    assert (f.hang_type, f.named) == ("cross_comm_order_inversion", [])
+    assert "each stands behind another one in a stream" in f.details["summary"]
