@@ -227,6 +227,7 @@ def _enter(row: Line, state: SourceState, _: Boots, table: SignatureTable) -> m.
         seq=m.NO_SEQ if row.get("group") else integer(row.get("seq", m.NO_SEQ)),
         site=table.sites.id_of(row.get("site")),
         group=_group(row),
+        stream=_opt_int(row, "stream"),
         uid_hash=_opt_text(row, "uid_hash"),
         nranks=_opt_int(row, "nranks"),
         rank=_opt_int(row, "rank"),

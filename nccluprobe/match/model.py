@@ -265,6 +265,8 @@ class Enter:
     #: Id of the call site; 0: not known.
     site: int = 0
     group: int = 0
+    #: Small per-process id of its stream; None: not told.
+    stream: int | None = None
     uid_hash: str | None = None
     nranks: int | None = None
     rank: int | None = None

@@ -202,7 +202,9 @@ class Side:
             return
         self.last_t = max(self.last_t, e.t)
         idx = -1 if e.idx is None else e.idx
-        stream = int(self.tail[-1][-1, STREAM]) if self.tail else 0  # as the one before
+        stream = e.stream
+        if stream is None:  # as the one before
+            stream = int(self.tail[-1][-1, STREAM]) if self.tail else 0
         op = Op(e.ord, e.sig, e.t, idx, e.group, e.thread, e.peer, int(e.send), stream)
         self.tail.append(np.array([op], np.int64))
         self._note_newest(lane, idx, e.t)

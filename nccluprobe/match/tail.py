@@ -58,12 +58,14 @@ class Tail:
         room[:, STREAM] = -1 if b.stream is None else b.stream[at]
 
     def add_inside(self, e: m.Enter) -> None:
-        """Take a call that is still inside: its stream is taken to be that of the one before."""
+        """Take a call that is still inside; its stream, if not told, as that of the one before."""
         if e.ord is None or e.sig is None:
             return
-        before = int(self._table[self._end - 1, STREAM]) if self._end else -1
+        stream = e.stream
+        if stream is None:
+            stream = int(self._table[self._end - 1, STREAM]) if self._end else -1
         idx = -1 if e.idx is None else e.idx
-        self._room(1)[0] = (e.ord, e.t, e.sig, e.group, idx, RC_INSIDE, before)
+        self._room(1)[0] = (e.ord, e.t, e.sig, e.group, idx, RC_INSIDE, stream)
 
     def discard(self, ords: m.Int64) -> None:
         """Calls that have no slot; lost ones have no ordinal."""

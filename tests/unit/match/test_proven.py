@@ -205,3 +205,18 @@ def test_a_call_that_all_members_are_inside_of_is_held_by_what_stands_before_it(
     assert [kind for kind, role in kinds(found) if role == "root_cause"] == [
         "collective_missing_enter"
     ]
+
+
+def test_calls_that_hosts_are_inside_of_stand_in_the_streams_that_they_name() -> None:
+    """First calls of two threads, in any order: on two streams they do not exclude each other."""
+    job = Job()
+    world = job.world(4)
+    more = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(world)]
+    for r in range(3):
+        calls = [(world[r], 5, 77), (more[r], 6, 78)]
+        for i, (c, stream, thread) in enumerate(calls if r else calls[::-1]):
+            c.proc.enter(c, "ncclAllReduce", 2.0 + i, stream=stream, thread=thread)
+    cover(job.procs, 400)
+    found = analyze_job(job)
+    assert blamed(found) == {3}
+    assert "cross_comm_order_inversion" not in {f.hang_type for f in found}
