@@ -10,11 +10,14 @@ from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.graph import Cycle, odd_call
-from nccluprobe.match.names import named
+from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of
 from nccluprobe.match.waits import Wait
 
-
+_PLACED = (
+    "made more, or less, between two of these calls than all others, who made as much as each "
+    "other: a call left out, or made once too often, or in another order."
+)
 _BEHIND = (
     "All have been made, and each stands behind another one in a stream: their orders differ, "
     "or somebody has made a call more or less than the others before."
@@ -64,7 +67,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     first = cycle.extra or cycle.waits[0]
     ctx = context(first.comm)
     due = [w for w in cycle.waits if w.finding is not None]
-    odd = cycle.extra or odd_call(cycle.waits)
+    odd = cycle.extra or (None if cycle.placed else odd_call(cycle.waits))
     if not due or not (cycle.proven or cycle.minority or odd or cycle.streams):
         return None
     waited = ctx.now - max(w.first for w in cycle.waits)
@@ -79,9 +82,8 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     told = [w for w in cycle.waits if w.device or not cycle.streams]
     sides = "; ".join(_side(w) for w in told[:4])
     more = "" if len(told) <= 4 else f"; and {len(told) - 4} more"
-    named = [
-        e for w in cycle.waits for e in w.entered if e.actor in few and len(few) < len(cycle.actors)
-    ]
+    there = [e for w in cycle.waits for e in w.entered]
+    blamed = [e for e in there if e.actor in few and len(few) < len(cycle.actors)]
     details: dict[str, Any] = {
         **on_communicator(
             first.comm,
@@ -103,9 +105,10 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
             }
             for w in cycle.waits[:16]
         ],
-        "minority_comm_ranks": sorted({e.comm_rank for e in named if e.comm_rank is not None}),
+        "minority_comm_ranks": sorted({e.comm_rank for e in blamed if e.comm_rank is not None}),
         "summary": (
             _odd_text(odd)
+            + (f"{capital(named(blamed[:1]))} {_PLACED} " if cycle.placed and blamed else "")
             + f"{_waiting(cycle)} wait for each other: {sides}{more}. "
             + (
                 "Each side is inside a call that the other has not made."
@@ -130,6 +133,6 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         job=ctx.job,
         coverage=coverage_of(first.comm, ctx.now, ctx.options.silent_after),
         since=max(w.first for w in cycle.waits),
-        culprits=tuple(dict.fromkeys(e.process.who for e in named)),
+        culprits=tuple(dict.fromkeys(e.process.who for e in blamed)),
         waiters=tuple(dict.fromkeys(e.process.who for w in cycle.waits for e in w.entered)),
     )

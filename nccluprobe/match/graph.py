@@ -21,6 +21,7 @@ from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes
 from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
+from nccluprobe.match.program import Programs, odd_between
 from nccluprobe.match.status import crashed_alone, is_silent, left_at
 from nccluprobe.match.waits import Wait, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
@@ -44,6 +45,8 @@ class Cycle:
     extra: Wait | None = None
     #: All its calls were made, and each stands behind another one in some stream.
     streams: bool = False
+    #: The minority made more, or less, between two of these calls than all others.
+    placed: bool = False
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Graph:
     broken: frozenset[Hashable] = frozenset()
     #: Findings of calls on two communicators in orders that exclude each other.
     orders: Sequence[Finding] = ()
+    programs: Programs | None = None
     cycles: list[Cycle] = field(default_factory=list)
     #: Calls that streams hold up each other at, and who made one of count 0 before.
     zeros: list[tuple[Wait, Endpoint]] = field(default_factory=list)
@@ -295,6 +299,10 @@ class Graph:
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
         waits = tuple(sorted(waits, key=lambda w: w.order))
+        if not few and self.programs is not None:
+            odd_ones = odd_between(waits, everyone, self.programs)
+            if odd_ones:
+                return self._cycle(waits, everyone, odd_ones, streams=streams, placed=True)
         return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
 
     def _cycle(
@@ -305,6 +313,7 @@ class Graph:
         proven: bool = False,
         extra: Wait | None = None,
         streams: bool = False,
+        placed: bool = False,
     ) -> set[Cause]:
         cycle = Cycle(
             len(self.cycles),
@@ -314,6 +323,7 @@ class Graph:
             minority=tuple(sorted(minority, key=repr)),
             extra=extra,
             streams=streams,
+            placed=placed,
         )
         self.cycles.append(cycle)
         return {Cause("cycle", cycle.number)}

@@ -21,6 +21,7 @@ from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
 from nccluprobe.match.p2p_past import Heads, note_skipped
 from nccluprobe.match.p2p_queue import Lane, Side
+from nccluprobe.match.program import Programs, out_of_place
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.stalls import Stalls, stalls_of
 from nccluprobe.match.waits import Wait
@@ -182,6 +183,8 @@ class P2P:
             judges.append(
                 Judge(comm, ctx, still, self.pairs, self.sides, faults, stalls, heads, filled)
             )
+        units = [u for j in judges for u in j.units]
+        heads.strays = out_of_place(known, units, Programs(comms.values(), self.sides))
         explained = misplaced(judges)
         for judge in judges:
             judge.run(explained)

@@ -29,6 +29,8 @@ class Heads:
 
     stalls: Iterable[Stall]
     sides: Mapping[At, Side]
+    #: Ids of units that are out of place: nobody has gone past these.
+    strays: set[int] = field(default_factory=set)
     _at: dict[Stream, list[Stall]] = field(default_factory=dict)
     _inside: dict[int, list[Stall]] = field(default_factory=dict)
 
@@ -41,6 +43,8 @@ class Heads:
 
     def shut(self, unit: Unit, peer: Endpoint) -> bool:
         """Whether the peer's next operation for a unit can only come after the unit."""
+        if id(unit) in self.strays:
+            return False
         calls = {o.op.idx for o in unit.ops}
         mine = {
             id(s.node)

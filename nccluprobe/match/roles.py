@@ -23,6 +23,7 @@ from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.peers import is_alone
 from nccluprobe.match.process import Actor
+from nccluprobe.match.program import Programs
 from nccluprobe.match.stuck import stall_finding
 from nccluprobe.match.suppose import least_behind
 from nccluprobe.match.waits import Wait
@@ -74,7 +75,8 @@ def assign(
         if w.seq is None and w.finding is not None and (said := _reasons(w.finding)):
             w.weak = said == {_LOST}
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
-    graph = Graph(waits, now, silent_after, _explained(waits, findings), broken, orders)
+    known = _explained(waits, findings)
+    graph = Graph(waits, now, silent_after, known, broken, orders, Programs(comms))
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context, comms)
     made = roles.run()
