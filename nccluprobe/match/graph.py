@@ -300,9 +300,9 @@ class Graph:
             return {Cause("rank", a) for a in left}
         waits = tuple(sorted(waits, key=lambda w: w.order))
         if not few and self.programs is not None:
-            odd_ones = odd_between(waits, everyone, self.programs)
-            if odd_ones:
-                return self._cycle(waits, everyone, odd_ones, streams=streams, placed=True)
+            apart = odd_between(waits, everyone, self.programs)
+            if apart:
+                return self._cycle(waits, everyone, apart, streams=streams, placed=True)
         return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
 
     def _cycle(
