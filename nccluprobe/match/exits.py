@@ -234,12 +234,15 @@ def relabel(state: State, waits: list[Wait], contexts: Mapping[CommKey, Context]
 
     After roles are set: a rank that waits for somebody elsewhere is left as it is.
     """
+    behind = {a for w in waits if w.device for a in w.heads or ()}
     for w in waits:
         f = w.finding
         if f is None or f.hang_type != "collective_missing_enter" or f.role == "downstream":
             continue
         if not w.absent or "hypotheses" in f.details or not f.culprits:
             continue
+        if f.role == "root_cause" and all(e.actor in behind for e in w.absent):
+            continue  # its stream stands before something else: it is not the call that holds it
         calls = [_inside_collective(e) for e in w.absent]
         ctx = contexts[w.comm.key]
         now = ctx.now

@@ -14,10 +14,10 @@ def blamed(found: list[Finding]) -> set[int]:
     return {d["rank"] for d in named}
 
 
-def last_call(comms: list[Comm], t: float, inside: tuple[int, ...]) -> None:
+def last_call(comms: list[Comm], t: float, inside: tuple[int, ...], **args: int) -> None:
     for r, c in enumerate(comms):
         make = c.proc.enter if r in inside else c.proc.call
-        make(c, "ncclAllReduce", t)  # type: ignore[operator]
+        make(c, "ncclAllReduce", t, **args)  # type: ignore[operator]
 
 
 # -- a collective that returns on some -------------------------------------
@@ -110,9 +110,9 @@ def test_who_has_queued_most_may_stand_before_a_full_queue(
         stream = 7 if i % streams == 0 else 9
         steps(pair, 1, start=t + i * 0.01, stream=stream)
     steps(comms, 3, start=t + 1, step=0.01, stream=7)
-    last_call(comms, t + 2, inside=(2,))
+    last_call(comms, t + 2, inside=(2,), stream=7)
     if on:
-        last_call([c for r, c in enumerate(comms) if r != 2], t + 2.1, inside=())
+        last_call([c for r, c in enumerate(comms) if r != 2], t + 2.1, inside=(), stream=7)
     cover(job.procs, t + 400)
     (f,) = (f for f in analyze_job(job) if f.details["reason"] == "call_not_returned")
     assert f.role == "root_cause"
@@ -385,3 +385,19 @@ def test_a_call_that_all_are_inside_of_explains_who_waits_for_them_elsewhere() -
     assert (stuck.role, stuck.named) == ("root_cause", [])
     assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
     assert absence.details["reason"] == "rank_waiting_elsewhere"
+
+
+def test_a_full_queue_behind_a_call_that_was_left_out_does_not_hide_it() -> None:
+    """Rank 2 lacks a call, and what it has queued since stands behind a receive after that."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=7)
+    for r in (0, 1, 3):
+        comms[r].proc.call(comms[r], "ncclAllReduce", t, stream=7)
+    for r, api, peer in ((1, "ncclSend", 2), (2, "ncclRecv", 1)):
+        comms[r].proc.call(comms[r], api, t + 0.1, peer=peer, count=1 << 24, stream=7)
+    t = steps(comms, 20, start=t + 0.2, step=0.01, stream=7)
+    last_call(comms, t, inside=(0, 1, 2, 3), stream=7)
+    cover(job.procs, t + 400)
+    (f,) = (f for f in analyze_job(job) if f.role == "root_cause")
+    assert (f.hang_type, blamed([f])) == ("collective_missing_enter", {2})
