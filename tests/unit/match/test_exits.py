@@ -385,19 +385,3 @@ def test_a_call_that_all_are_inside_of_explains_who_waits_for_them_elsewhere() -
     assert (stuck.role, stuck.named) == ("root_cause", [])
     assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
     assert absence.details["reason"] == "rank_waiting_elsewhere"
-
-
-def test_a_full_queue_behind_a_call_that_was_left_out_does_not_hide_it() -> None:
-    """Rank 2 lacks a call, and what it has queued since stands behind a receive after that."""
-    job = Job()
-    comms = job.world(4)
-    t = steps(comms, 5, stream=7)
-    for r in (0, 1, 3):
-        comms[r].proc.call(comms[r], "ncclAllReduce", t, stream=7)
-    for r, api, peer in ((1, "ncclSend", 2), (2, "ncclRecv", 1)):
-        comms[r].proc.call(comms[r], api, t + 0.1, peer=peer, count=1 << 24, stream=7)
-    t = steps(comms, 20, start=t + 0.2, step=0.01, stream=7)
-    last_call(comms, t, inside=(0, 1, 2, 3), stream=7)
-    cover(job.procs, t + 400)
-    (f,) = (f for f in analyze_job(job) if f.role == "root_cause")
-    assert (f.hang_type, blamed([f])) == ("collective_missing_enter", {2})

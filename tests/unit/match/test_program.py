@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.analysis import analyze_job, blamed, cover
+from support.analysis import analyze_job, blamed, cover, steps
 from support.messages import AR, BIG, RECV, SEND
 from support.tracegen import Comm, Job
 
@@ -96,3 +96,20 @@ def test_who_stands_in_the_next_call_where_all_others_made_one_has_left_it_out(
     pairs[1].proc.call(pairs[1], AR, 3.5, stream=0)
     cover(job.procs, 400)
     assert blamed(analyze_job(job)) == named
+
+
+def test_a_full_queue_behind_a_call_that_was_left_out_does_not_hide_it() -> None:
+    """Rank 2 lacks a call, and what it has queued since stands behind a receive after that."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5, stream=7)
+    for r in (0, 1, 3):
+        comms[r].proc.call(comms[r], AR, t, stream=7)
+    for r, api, peer in ((1, SEND, 2), (2, RECV, 1)):
+        comms[r].proc.call(comms[r], api, t + 0.1, peer=peer, count=BIG, stream=7)
+    t = steps(comms, 20, start=t + 0.2, step=0.01, stream=7)
+    for c in comms:
+        c.proc.enter(c, AR, t, stream=7)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert (blamed(found), causes(found)) == ({2}, {"collective_missing_enter"})
