@@ -293,16 +293,15 @@ class Graph:
         odd = odd_call(waits)
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
             return {Cause("rank", a) for a in few}  # what all others made, it left out
-        if alone := _left_out(waits, everyone):
+        strays = set() if few else {e.actor for w in waits for e in w.strays} & everyone
+        if alone := strays or _left_out(waits, everyone):
             return {Cause("rank", a) for a in alone}
         left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
         waits = tuple(sorted(waits, key=lambda w: w.order))
-        if not few and self.programs is not None:
-            apart = odd_between(waits, everyone, self.programs)
-            if apart:
-                return self._cycle(waits, everyone, apart, streams=streams, placed=True)
+        if not few and self.programs and (apart := odd_between(waits, everyone, self.programs)):
+            return self._cycle(waits, everyone, apart, streams=streams, placed=True)
         return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
 
     def _cycle(

@@ -134,7 +134,7 @@ def out_of_place(known: Iterable[Wait], units: Sequence[Unit], programs: Program
         others = [(w, e) for w in waits for e in w.entered if w.seq is not None]
         calls = [(w, e) for w, e in others if e.actor == own.actor and w.comm is not call.comm]
         if strays or any(_took_its_place(call, e, entry_of(w, e), programs) for w, e in calls):
-            call.skipped.append(own)
+            call.strays.append(own)
     return found
 
 

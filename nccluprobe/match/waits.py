@@ -63,6 +63,8 @@ class Wait:
     held: list[Endpoint] = field(default_factory=list)
     #: Of the absent: who has left it out, and gone on.
     skipped: list[Endpoint] = field(default_factory=list)
+    #: Of the absent: who stands, by what all others called before it, in what comes after it.
+    strays: list[Endpoint] = field(default_factory=list)
 
     @property
     def p2p(self) -> bool:
