@@ -22,6 +22,10 @@ _BEHIND = (
     "All have been made, and each stands behind another one in a stream: their orders differ, "
     "or somebody has made a call more or less than the others before."
 )
+_LOCKED = (
+    "What each side lacks would stand behind these in a stream: their orders differ, or somebody "
+    "has made a call more or less than the others."
+)
 
 
 def _side(w: Wait) -> str:
@@ -79,7 +83,8 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     few = () if p2p and len(cycle.minority) > 1 else cycle.minority
     if odd is not None and (few or (p2p and _all_made_there(odd, p2p))):
         hang_type = "skipped_or_extra_call"
-    told = [w for w in cycle.waits if w.device or not cycle.streams]
+    made = [w for w in cycle.waits if w.device] if cycle.streams else []
+    told = made if len(made) > 1 else cycle.waits
     sides = "; ".join(_side(w) for w in told[:4])
     more = "" if len(told) <= 4 else f"; and {len(told) - 4} more"
     there = [e for w in cycle.waits for e in w.entered]
@@ -113,7 +118,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
             + (
                 "Each side is inside a call that the other has not made."
                 if cycle.proven
-                else _BEHIND
+                else (_BEHIND if len(made) > 1 else _LOCKED)
                 if cycle.streams
                 else "Each side has made a call that the other has not."
             )

@@ -18,7 +18,7 @@ from nccluprobe.match.extra import extra_call, out_of_order
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.order import excludes
+from nccluprobe.match.order import excludes, locked
 from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
 from nccluprobe.match.program import Programs, odd_between
@@ -302,6 +302,7 @@ class Graph:
         waits = tuple(sorted(waits, key=lambda w: w.order))
         if not few and self.programs and (apart := odd_between(waits, everyone, self.programs)):
             return self._cycle(waits, everyone, apart, streams=streams, placed=True)
+        streams = streams or locked(waits)
         return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
 
     def _cycle(

@@ -251,6 +251,27 @@ def excludes(waits: Iterable[Wait], orders: Iterable[Finding]) -> Finding | None
     return None
 
 
+def locked(waits: Collection[Wait]) -> bool:
+    """Whether whoever lacks a collective of a circle could only make it behind the circle itself.
+
+    The call would stand in the stream, of all that a rank is known to use for that
+    communicator, at the head of which there is another call of the circle.
+    """
+    heads: dict[Actor, set[int]] = {}
+    for w in waits:
+        for e in w.entered:
+            if e.actor in (w.heads or ()) and w.seq is not None:
+                heads.setdefault(e.actor, set()).update(_streams_of(e))
+    lacking = [e for w in waits for e in w.absent]
+    ends = [*lacking, *(e for w in waits for e in w.entered)]
+    if any(w.seq is None for w in waits) or any(e.process.lost for e in ends):
+        return False
+    streams = {id(e): set(_streams_of(e)) for e in lacking}
+    return all(len(s) == 1 and min(s) >= 0 for s in (*heads.values(), *streams.values())) and all(
+        heads.get(e.actor) == streams[id(e)] for e in lacking
+    )
+
+
 def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:
     x = f"#{i.x.seq(i.slot)} of {i.x.label}"
     y = f"#{i.y.seq(i.other)} of {i.y.label}"
