@@ -286,8 +286,12 @@ class Graph:
             return {Cause("rank", a) for a in away}
         if odd_ones := out_of_order(waits) & everyone:
             return {Cause("rank", a) for a in odd_ones}
-        # A host that is free has queued its work and gone away, when all others are held.
+        proven = len(hard) == len(actors)
+        waits = tuple(sorted(waits, key=lambda w: w.order))
         few = _minority(waits, everyone)
+        apart = odd_between(waits, everyone, self.programs) if self.programs else ()
+        if apart and not {*apart} & {*few}:
+            return self._cycle(waits, everyone, apart, proven, streams=streams, placed=True)
         if few and _on_one_communicator(waits):
             return {Cause("rank", a) for a in few}  # whose calls have one order
         odd = odd_call(waits)
@@ -299,11 +303,7 @@ class Graph:
         left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
-        waits = tuple(sorted(waits, key=lambda w: w.order))
-        if not few and self.programs and (apart := odd_between(waits, everyone, self.programs)):
-            return self._cycle(waits, everyone, apart, streams=streams, placed=True)
-        streams = streams or locked(waits)
-        return self._cycle(waits, actors, few, len(hard) == len(actors), streams=streams)
+        return self._cycle(waits, actors, few, proven, streams=streams or locked(waits))
 
     def _cycle(
         self,

@@ -129,6 +129,7 @@ def out_of_place(known: Iterable[Wait], units: Sequence[Unit], programs: Program
             continue
         (own,) = call.absent
         mine = [u for u in units if u.endpoint.actor == own.actor and u.endpoint is not own]
+        mine = [u for u in mine if _is_of_all(u, units)]
         strays = [u for u in mine if _took_its_place(call, u.endpoint, u.t, programs)]
         found |= {id(u) for u in strays}
         others = [(w, e) for w in waits for e in w.entered if w.seq is not None]
@@ -136,6 +137,13 @@ def out_of_place(known: Iterable[Wait], units: Sequence[Unit], programs: Program
         if strays or any(_took_its_place(call, e, entry_of(w, e), programs) for w, e in calls):
             call.strays.append(own)
     return found
+
+
+def _is_of_all(unit: Unit, units: Sequence[Unit]) -> bool:
+    """Whether more than one send or receive of a pair is open: it may be the only one there."""
+    peers = [o.peer for o in unit.ops]
+    others = (u.endpoint for u in units if u.endpoint.info.hash == unit.endpoint.info.hash)
+    return len(unit.ops) > 1 or any(e is not unit.endpoint and e not in peers for e in others)
 
 
 def _took_its_place(call: Wait, e: Endpoint, t: int, programs: Programs) -> bool:

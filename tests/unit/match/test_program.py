@@ -37,10 +37,11 @@ def test_who_stands_in_sends_where_all_others_made_a_call_has_left_it_out(inside
     assert (blamed(found), causes(found)) == ({1}, {"collective_missing_enter"})
 
 
-@pytest.mark.parametrize("what", ["first", "other", "few"])
+@pytest.mark.parametrize("what", ["first", "other", "few", "single"])
 def test_else_its_peer_may_have_left_out_its_halves(what: str) -> None:
     """``first``: two others exchange before that call.  ``other``: they came to it from another
-    call than the one that stands in the sends did.  ``few``: too few others made it."""
+    call than the one that stands in the sends did.  ``few``: too few others made it.
+    ``single``: of sends and receives there is one that is open."""
     job = Job()
     n = 3 if what == "few" else 5
     world = job.world(n)
@@ -55,7 +56,10 @@ def test_else_its_peer_may_have_left_out_its_halves(what: str) -> None:
         alone.proc.call(alone, AR, 2.5, stream=9)
     for r in set(range(n)) - {1}:
         more[r].proc.call(more[r], AR, 3.0, stream=0)
-    exchange(world[1], 0, 3.0, state="inside")
+    if what == "single":
+        world[1].proc.enter(world[1], RECV, 3.0, peer=0, count=BIG, stream=0)
+    else:
+        exchange(world[1], 0, 3.0, state="inside")
     cover(job.procs, 400)
     assert "collective_missing_enter" not in causes(analyze_job(job))
 
@@ -113,3 +117,20 @@ def test_a_full_queue_behind_a_call_that_was_left_out_does_not_hide_it() -> None
     cover(job.procs, t + 400)
     found = analyze_job(job)
     assert (blamed(found), causes(found)) == ({2}, {"collective_missing_enter"})
+
+
+def test_who_lacks_a_call_may_stand_before_one_that_another_has_left_out() -> None:
+    """Rank 1 left out a call of X: what it calls on Y stands before the like of its peers."""
+    job = Job()
+    xs = job.world(3)
+    ys = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(xs)]
+    for t, comms in ((1.0, ys), (2.0, xs), (3.0, xs)):
+        for c in comms:
+            c.proc.call(c, AR, t, stream=0)
+    for r, calls in enumerate(((xs, ys), (ys, xs), (xs,))):
+        for i, comms in enumerate(calls):
+            comms[r].proc.call(comms[r], AR, 4.0 + i, stream=0)
+    for r in (0, 1):
+        xs[r].proc.call(xs[r], AR, 6.0, stream=0)
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == {1}
