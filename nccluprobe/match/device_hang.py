@@ -147,10 +147,12 @@ def _judge(
     held = set(signs.held) - blamed if inside else set()
     # One that is inside a call that all made, and that nobody blames, is held by its device.
     alone = any(ends[who][0].process.inside_now() for who in idle)
-    if not (held or (idle and (blamed or alone or len(idle) > 1))):
+    # Of two that nobody explains the one by the other, one fault explains both.
+    apart = len({f.culprits for f in causes}) > 1 and not blamed & waiting
+    if not (held or apart or (idle and (blamed or alone or len(idle) > 1))):
         return None
     everyone = set(signs.idle) | held
-    wanted = everyone | (blamed if idle else set())
+    wanted = everyone | (blamed if idle or apart else set())
     hung = _common(wanted, comms)
     in_transfers = all(f.hang_type == "p2p_unmatched" for f in causes)
     if hung is None and in_transfers and len(idle | held) > 1:

@@ -229,3 +229,19 @@ def test_a_device_that_hangs_explains_more_than_one_that_lost_too_little_to_have
     job.procs[1].cover(0.5, t - 0.5)
     job.procs[1].cover(t + 1, t + 400, lost_kernel=1)
     assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
+
+
+def test_of_two_that_are_missed_apart_one_hang_before_explains_both() -> None:
+    """Rank 0 waits for rank 1, and rank 2 for rank 3, which is held inside the call before."""
+    job = Job()
+    comms = job.world(4)
+    pairs = pair_of(job, 0, 1, "00000000000000bb"), pair_of(job, 2, 3, "00000000000000cc")
+    t = steps(comms, 5)
+    for pair in pairs:
+        t = steps(pair, 3, start=t)
+    pairs[0][0].proc.call(pairs[0][0], AR, t)
+    pairs[1][0].proc.call(pairs[1][0], AR, t)
+    pairs[1][0].proc.call(pairs[1][0], AR, t + 1)
+    pairs[1][1].proc.enter(pairs[1][1], AR, t)
+    cover(job.procs, t + 400)
+    assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
