@@ -385,7 +385,7 @@ class _Roles:
         if f.role != "unknown":
             return
         cited: list[str] = []
-        for c in sorted(self._resolved(self.graph.causes[id(w)]), key=repr):
+        for c in sorted(self.graph.causes[id(w)], key=repr):
             if c.kind == "finding":
                 cited.append(str(c.key))
                 continue
@@ -396,6 +396,3 @@ class _Roles:
                 f.details["hypotheses"] = hypotheses(self.graph.cycles[int(str(c.key))])
         if cited:
             f.role, f.downstream_of = "downstream", cited[0]
-
-    def _resolved(self, causes: Iterable[Cause]) -> set[Cause]:
-        return set(causes)
