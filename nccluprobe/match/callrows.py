@@ -35,6 +35,8 @@ CODES: dict[Any, int] = dict.fromkeys(BY_NAME, OTHER)
 CODES |= {n: LIFECYCLE for n, a in BY_NAME.items() if a.kind is Kind.LIFECYCLE}
 CODES |= _GROUPS
 CODES |= {n: DATA + i for i, n in enumerate(MATCHED)}
+#: Calls whose entry counts, and ends of groups.
+COUNTED = frozenset({*MATCHED, "ncclGroupEnd"})
 IS_P2P = np.array([False] * DATA + [BY_NAME[n].kind is Kind.P2P for n in MATCHED])
 IS_SEND = np.array([False] * DATA + [BY_NAME[n].direction == "send" for n in MATCHED])
 
@@ -68,6 +70,11 @@ class Calls:
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
+
+    def without(self, at: list[int]) -> Calls:
+        """Without the calls at these indices; what lifecycle and failed calls say stays."""
+        site = None if self.site is None else np.delete(self.site, at)
+        return Calls(np.delete(self.table, at, axis=1), site, self.rare, self.rows)
 
 
 def merged(fast: Calls, slow: Calls, before: m.Int64) -> Calls:

@@ -45,7 +45,7 @@ def columns_of(table: m.Int64, offset: int) -> Columns:
     codes, group = table[c.CODE], table[c.GROUP]
     t, dur = table[c.T] + offset, table[c.DUR]
     t_exit = t + dur
-    if int(dur.min()) < 0:
+    if len(dur) and int(dur.min()) < 0:
         t_exit[dur < 0] = m.NO_TIME
     grouped = bool(group.any())
     ends = (codes == ENDS) | (codes == SIMULATES)
@@ -84,6 +84,8 @@ def _batches(source: int, calls: Calls, x: Columns) -> Iterator[m.Item]:
     codes, comm = x.codes, calls.table[c.COMM]
     data = codes >= DATA
     pairs = IS_P2P[codes]
+    if not len(codes):
+        return
     order: m.Int64 | None = None
     mixed = bool(pairs.any())
     if mixed:

@@ -20,7 +20,7 @@ import orjson
 from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
 from nccluprobe.match.accounts import Accounts
-from nccluprobe.match.callrows import CallCounts, Calls, RowReader, joined, merged
+from nccluprobe.match.callrows import COUNTED, CallCounts, Calls, RowReader, joined, merged
 from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
 from nccluprobe.match.fastcalls import FastCalls
 from nccluprobe.match.lines import BAD, BadLine, Boots, SourceState
@@ -272,17 +272,22 @@ class Decoder:
         ordered = bool((c.t[1:] >= c.t[:-1]).all())
         order = slice(None) if ordered else np.argsort(c.t, kind="stable")
         out.append(m.Activity(state.source, c.t[order], c.t_exit[order]))
+        cut = _cut(state, calls.rows, self.table) if calls.rows else ()
+        told = state.inside.intersection((e.thread, e.t) for e in cut)
         if state.inside:
             out += _returns(state, c)
-        if calls.rows:
-            out += _cut(state, calls.rows, self.table)
+        if cut:
+            out.append(m.Cut(state.source, cut))
         if state.watch_returns:
             state.returned.update(zip(c.thread.tolist(), c.t.tolist(), strict=True))
         if state.open_groups or c.grouped:
             out += groups_left_open(state, c)
         self._accounts.note(state.source, c, calls.rows, state.open_groups)
-        out += items_of(state.source, calls, c)
         state.through = max(state.through, int(c.t.max()))
+        # Those that never returned count as entered, as what is inside does.
+        calls, left = (calls, c) if not cut else _without(calls, c, cut, state.offset)
+        out += items_of(state.source, calls, left)
+        out += [e for e in cut if e.api in COUNTED and (e.thread, e.t) not in told]
 
 
 _NO_CALLS = Calls(np.empty((scanner.COLUMNS, 0), np.int64))
@@ -300,7 +305,16 @@ def _returns(state: SourceState, c: Columns) -> list[m.Item]:
     return [m.Returned(state.source, tuple(ended))]
 
 
-def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> list[m.Item]:
+def _without(
+    calls: Calls, c: Columns, cut: tuple[m.Enter, ...], offset: int
+) -> tuple[Calls, Columns]:
+    names = {(call.thread, call.t) for call in cut}
+    at = np.flatnonzero(c.rc == m.RC_NONE).tolist()
+    left = calls.without([i for i in at if (int(c.thread[i]), int(c.t[i])) in names])
+    return left, columns_of(left.table, offset)
+
+
+def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> tuple[m.Enter, ...]:
     """Calls that their end cut off, whether or not they were told of as inside before."""
     found: list[m.Enter] = []
     for row in rows:
@@ -311,4 +325,4 @@ def _cut(state: SourceState, rows: list[Line], table: SignatureTable) -> list[m.
                 continue  # its call line is taken for what it is
             if isinstance(made, m.Enter):
                 found.append(made)
-    return [m.Cut(state.source, tuple(found))] if found else []
+    return tuple(found)

@@ -34,7 +34,6 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.p2p_pair import SMALL, At, Channel, is_unplaced
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import stood_till_end
 
 #: About so many operations are run in a scan, and at least so many of each endpoint.
 _BUDGET = 1 << 15
@@ -289,7 +288,7 @@ class Device:
 
     @staticmethod
     def _add_part(found: Lack, e: Endpoint, node: Node) -> None:
-        if node.dead or (e.process.ended and not stood_till_end(e.process)):
+        if node.dead or e.process.ended:
             found.gone.append(e)
         elif node.at_head:
             found.held.append(e)

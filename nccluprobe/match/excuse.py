@@ -15,7 +15,6 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.process import Actor
-from nccluprobe.match.status import stood_till_end
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Excuses:
     def _is_quiet(self, comm: Communicator, e: Endpoint) -> bool:
         """Whether it may wait in its newest call: who made it just now goes on."""
         now = self.graph.now.get(e.process.source, 0)
-        return _idle_since_then(comm, e) and now - e.last_t >= self.graph.silent_after
+        return _idle_since_then(e) and now - e.last_t >= self.graph.silent_after
 
     def _together(self, left: dict[Actor, None]) -> list[Stall]:
         """Several candidates whose newest call is one slot, which all have entered.
@@ -110,7 +109,7 @@ class Excuses:
                 for e in comm.members()
                 if e.actor in everyone
                 and e.entered == level
-                and _is_free(comm, e)
+                and _is_free(e)
                 and (e.done is None or e.done < e.entered)
             ]
             mine = tuple(e.actor for e in at if e.actor in left)
@@ -121,15 +120,10 @@ class Excuses:
         return found
 
 
-def _idle_since_then(comm: Communicator, e: Endpoint) -> bool:
-    return _is_free(comm, e) and e.last_t >= e.process.last_call
+def _idle_since_then(e: Endpoint) -> bool:
+    return _is_free(e) and e.last_t >= e.process.last_call
 
 
-def _is_free(comm: Communicator, e: Endpoint) -> bool:
-    """Whether it may wait for its device; so it may have when its job was killed as it hung."""
-    p = e.process
-    if p.ended and not stood_till_end(p):
-        return False
-    if any(x.process.outlived(p) for x in comm.endpoints.values()):
-        return False
-    return e.end is None and host_of(e) is not Host.AWAY
+def _is_free(e: Endpoint) -> bool:
+    """Whether it may wait for its device."""
+    return not e.process.ended and e.end is None and host_of(e) is not Host.AWAY

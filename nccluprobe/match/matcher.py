@@ -26,6 +26,7 @@ from nccluprobe.match import (
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
 from nccluprobe.match.clocks import Clocks
+from nccluprobe.match.closing import Closing, closing
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
@@ -75,6 +76,7 @@ class Matcher(State):
         self._labels: dict[Hashable, str] = {}
         self._now: int | None = None
         self._contexts: dict[CommKey, Context] = {}  # of the scan that goes on
+        self._closing = Closing()
 
     def scan(self, now: int | None = None) -> list[Finding]:
         """Judge what is open; returns the findings to write, new or changed.
@@ -88,6 +90,7 @@ class Matcher(State):
         self.change_speakers()
         self._press()
         self.settle()
+        self._closing = closing(self, self._nows)
         current = self._disagreements(final=now is None)
         contexts: dict[CommKey, Context] = {}
         supposed = Supposed()
@@ -143,7 +146,10 @@ class Matcher(State):
         supposed.undo()
         newest = max(self._nows.values(), default=0) if now is None else now
         written = self.book.update(current, newest)
-        self._clean_up(contexts)
+        told = {f.job for f in current}
+        keep = {job for job in self._closing.jobs if self._labels.get(job) in told}
+        self._closing.undo()
+        self._clean_up(contexts, keep)
         return written
 
     def heard(self, source: int, now: int) -> None:
@@ -300,8 +306,11 @@ class Matcher(State):
             f.limits = self.options.in_seconds()
             f.named = [known[who] for who in dict.fromkeys(f.culprits) if who in known]
 
-    def _clean_up(self, contexts: dict[CommKey, Context]) -> None:
-        """Forget communicators that have ended and about which nothing is open."""
+    def _clean_up(self, contexts: dict[CommKey, Context], keep: set[Hashable]) -> None:
+        """Forget communicators that have ended and about which nothing is open.
+
+        ``keep``: jobs that are told of as they were before their end.
+        """
         if not self.all_read:
             return
         lasting = {e.comm.key for e in self.delays.episodes.values()}
@@ -309,37 +318,11 @@ class Matcher(State):
         for key, comm in list(self.comms.items()):
             if not comm.over or key in lasting or comm.disagreement is not None:
                 continue
-            if self.p2p.holds(comm):
+            if self.p2p.holds(comm) or self.jobs.same(key.hash) in keep:
                 continue
             if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
                 continue
             self.forget(key)
-
-    def not_judged(self) -> dict[str, int]:
-        """Why endpoints could not be compared -> how many."""
-        found: dict[str, int] = {}
-        for at, e in self.endpoints.items():
-            if e.info.nranks == 1:
-                continue
-            comm = self.comm_of(at)
-            if e.info.hash is None:
-                why = "its hash is not known"
-            elif comm is None and self.tracers.spoken_for(e):
-                continue  # another tracer of the same process tells more
-            elif comm is None:
-                why = "its rank in it is not known"
-            elif comm.ambiguous:
-                why = "two processes have the same rank in it"
-            elif not e.slotted:
-                why = "attached late, its place among the calls of the others is not known"
-                if e.placement is not None:
-                    why += f" ({e.placement.why})"
-            elif e.guessed:
-                why = "attached late, and its calls fit in several ways: its place is a guess"
-            else:
-                continue
-            found[why] = found.get(why, 0) + 1
-        return found
 
     # -- clocks and labels -------------------------------------------------
 

@@ -56,7 +56,7 @@ def inversion(
 
 
 def _side(u: Unit) -> str:
-    inside = "is inside" if u.hard is not None else "was inside"
+    inside = "is inside" if u.endpoint.process.over is None else "was inside"
     held = inside if u.held is not None else "waits in"
     return f"{named([u.endpoint])} {held} {u.label}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -77,6 +77,10 @@ class Process:
     alive_until: int = 0
     #: When it was found gone, where nobody saw it end; 0: its end is known.
     found_gone: int = 0
+    #: The last coverage line that tells of it alive.
+    alive: m.Coverage | None = None
+    #: Its end while a scan judges it as of a moment before that.
+    set_aside: m.ProcessEnd | None = None
     #: Newest time in the trace, whatever the line.
     newest: int = 0
     #: Newest entry or exit of a call.
@@ -107,6 +111,8 @@ class Process:
     #: Long waits that it took part in: its own entry, and that of the last one.  Those that
     #: are alike, as when hosts had run ahead, are one.
     waits: OrderedDict[tuple[int, int], tuple[int | None, int]] = field(default_factory=OrderedDict)
+    _as_of: int = 0
+    _later: tuple[m.Coverage | None, dict[tuple[int, int], Inside], int] | None = None
     _loss_t: list[int] = field(default_factory=list)
     _loss_n: list[int] = field(default_factory=list)
 
@@ -121,6 +127,8 @@ class Process:
     @property
     def through(self) -> int:
         """Every call that entered before this is known, or counted as lost."""
+        if self._as_of:
+            return self._as_of
         seen = self.coverage.through if self.coverage else 0
         return max(seen, self.end.t) if self.end else seen
 
@@ -149,6 +157,11 @@ class Process:
     def ended(self) -> bool:
         """Whether the process is known to have ended (not only its tracing)."""
         return self.end is not None and self.end.how != "detached"
+
+    @property
+    def over(self) -> m.ProcessEnd | None:
+        """Its end, also while that is set aside; None: it is there, as far as is known."""
+        return self.end if self.ended else self.set_aside
 
     @property
     def lost(self) -> int:
@@ -183,6 +196,7 @@ class Process:
         if self.coverage is None or self.coverage.main != c.main:
             self.main_since = c.t
         self.coverage = c
+        self.alive = self.alive if c.alive is False else c
         self.first_coverage = self.first_coverage or c.t
         if c.alive is not False:
             self.alive_until = max(self.alive_until, c.t)
@@ -296,13 +310,33 @@ class Process:
             self.groups.popitem(last=False)
 
     def note_enter(self, e: m.Enter) -> None:
-        """A call is still inside."""
-        self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group, e.ord)
+        """A call is still inside, or was when its thread or the process ended."""
+        if (e.thread, e.t) not in self.cut:
+            self.inside[e.thread, e.t] = Inside(e.api, e.t, e.thread, e.comm, e.group, e.ord)
         self.newest = max(self.newest, e.t)
         self.last_activity = max(self.last_activity, e.t)
         self.alive_until = max(self.alive_until, e.t)
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
+
+    def judge_as_of(self, t: int) -> None:
+        """Until ``restore`` it is as it was at ``t``, unix ns, before its end."""
+        if self.end is None or self.set_aside is not None:
+            return
+        self._as_of, self.set_aside, self.end = t, self.end, None
+        self._later = (self.coverage, self.inside, self.newest)
+        if self.coverage is not None and self.alive is not None:
+            seen = self.alive
+            self.coverage = replace(self.coverage, alive=True, main=seen.main, syscall=seen.syscall)
+        both = {**self.inside, **self.cut}
+        self.inside = {at: call for at, call in both.items() if call.t < t}
+        self.newest = min(self.newest, t)
+
+    def restore(self) -> None:
+        """It is as it is again."""
+        if self._later is not None:
+            self.coverage, self.inside, self.newest = self._later
+            self._as_of, self.end, self.set_aside, self._later = 0, self.set_aside, None, None
 
     def note_cut(self, e: m.Enter) -> None:
         """A call never returned, as its thread or the process ended."""

@@ -25,7 +25,7 @@ from nccluprobe.match.p2p_pair import At, Pairs
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.process import Actor
 from nccluprobe.match.signature import SignatureTable
-from nccluprobe.match.status import last_sign, stood_till_end
+from nccluprobe.match.status import last_sign
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
@@ -267,10 +267,8 @@ def _deadlock(
 
 
 def _left(e: Endpoint) -> bool:
-    """Whether it went by itself: what stood until it was aborted, or killed with its job, stood."""
-    if e.end is not None:
-        return e.end.how != "abort"
-    return e.process.ended and not stood_till_end(e.process)
+    """Whether it went by itself: what stood until it was aborted stood."""
+    return e.process.ended if e.end is None else e.end.how != "abort"
 
 
 def _is_filled(part: Part) -> bool:

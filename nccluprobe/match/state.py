@@ -263,6 +263,7 @@ class State:
     def _cut(self, c: m.Cut) -> None:
         process = self._of(c.source)
         for call in c.calls:
+            self.calls += call.ord is not None
             process.note_cut(call)
 
     def _coverage(self, c: m.Coverage) -> None:
@@ -347,3 +348,29 @@ class State:
             others = self.of_source.get(e.info.source)
             if others is not None and e in others:
                 others.remove(e)
+
+    def not_judged(self) -> dict[str, int]:
+        """Why endpoints could not be compared -> how many."""
+        found: dict[str, int] = {}
+        for at, e in self.endpoints.items():
+            if e.info.nranks == 1:
+                continue
+            comm = self.comm_of(at)
+            if e.info.hash is None:
+                why = "its hash is not known"
+            elif comm is None and self.tracers.spoken_for(e):
+                continue  # another tracer of the same process tells more
+            elif comm is None:
+                why = "its rank in it is not known"
+            elif comm.ambiguous:
+                why = "two processes have the same rank in it"
+            elif not e.slotted:
+                why = "attached late, its place among the calls of the others is not known"
+                if e.placement is not None:
+                    why += f" ({e.placement.why})"
+            elif e.guessed:
+                why = "attached late, and its calls fit in several ways: its place is a guess"
+            else:
+                continue
+            found[why] = found.get(why, 0) + 1
+        return found

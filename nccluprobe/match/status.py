@@ -30,8 +30,6 @@ SIGINT, SIGTERM = 2, 15
 ENDING = frozenset({"ncclCommDestroy", "ncclCommFinalize"})
 #: Shells and launchers report these signals as exit codes.
 _POLITE_CODES = (0, 128 + SIGINT, 128 + SIGTERM)
-#: Who is killed so long after its last call stood there before, ns.
-_STOOD = 10 * SECOND
 
 
 def unseen(e: Endpoint) -> int:
@@ -62,8 +60,8 @@ def heartbeat(p: Process | None, now: int, limit: int) -> tuple[str, float | Non
         return "unavailable", None
     if p.coverage is not None and p.coverage.main == NO_DUMP:
         return "unavailable", None
-    if p.ended and p.end is not None:
-        return "absent", seconds(max(0, now - p.end.t))
+    if (over := p.over) is not None:
+        return "absent", seconds(max(0, now - over.t))
     if p.coverage is None:
         return "unavailable", None
     age = seconds(max(0, now - p.coverage.t))
@@ -115,17 +113,6 @@ def crashed_alone(p: Process, others: Iterable[Process]) -> bool:
     return not (end.signal and alike)
 
 
-def stood_till_end(p: Process) -> bool:
-    """Whether it was killed long after its last call, as a job that hangs is.
-
-    Then what it had queued stood for as long, and its end is not why.
-    """
-    end = p.end
-    if end is None or not (end.how == "signaled" or ended_abruptly(p)):
-        return False
-    return end.t - p.last_activity >= _STOOD
-
-
 def rank_status(
     comm: Communicator | None,
     comm_rank: int,
@@ -172,12 +159,12 @@ def process_facts(p: Process) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if p.info is not None and p.info.pid:  # 0: a source that does not tell
         facts |= {"host": p.info.host, "pid": p.info.pid}
-    if p.end is not None:
-        facts["process_end"] = p.end.how
-        facts["exit_code"] = p.end.code
-        facts["signal"] = p.end.signal
-        facts["ended_unix_ns"] = p.end.t
-    elif p.coverage is not None:
+    if (end := p.end or p.set_aside) is not None:
+        facts["process_end"] = end.how
+        facts["exit_code"] = end.code
+        facts["signal"] = end.signal
+        facts["ended_unix_ns"] = end.t
+    if p.end is None and p.coverage is not None:
         facts["main_thread"] = p.coverage.main
         if p.coverage.syscall is not None:
             facts["syscall"] = p.coverage.syscall
