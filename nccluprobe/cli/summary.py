@@ -196,7 +196,9 @@ def summary_of(
     limit = matcher.options.silent_after
     notes = [] if imported is None else imported.all_notes()
     if torn := reader.torn_lines():
-        notes.append(f"{torn} torn last lines (writers that died, or are still writing)")
+        notes.append(
+            f"{len(torn)} torn last lines (writers that died, or are still writing): {min(torn)}"
+        )
     files = reader.counts
     if files.unreadable_files or files.vanished_files:
         n = files.unreadable_files + files.vanished_files
@@ -208,7 +210,12 @@ def summary_of(
             f"{n} {were} replaced by another one and not read to the end: {files.replaced[0]}"
         )
     if files.oversize_lines:
-        notes.append(f"{files.oversize_lines} lines were too long")
+        were = "line was" if files.oversize_lines == 1 else "lines were"
+        notes.append(f"{files.oversize_lines} {were} too long: {files.oversize}")
+    for why in sorted(set(files.passed_over.values())):
+        some = [path for path, other in files.passed_over.items() if other == why]
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        notes.append(f"{min(some)}{more}: not read: {why}")
     if counts.bad_lines:
         notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
     if counts.unknown_kinds:

@@ -60,6 +60,7 @@ class _Part:
     size: int = 0
     line: int = 1
     torn: int = 0  # bytes of a last line without newline
+    within: bool = False  # a line that is too long: what is left of it is passed over
     gone: bool = False
     mark: bytes = b""  # what stands before the offset, or, at first, behind it
 
@@ -87,11 +88,14 @@ class ReadCounts:
     files: int = 0
     bytes: int = 0
     oversize_lines: int = 0
+    #: Where the first of these is.
+    oversize: str = ""
     unreadable_files: int = 0
     vanished_files: int = 0
     #: Files that others were put in the place of, while they were read.
     replaced: list[str] = field(default_factory=list)
-    skipped_links: int = 0
+    #: Path -> what it is: things in folders that are not read.
+    passed_over: dict[str, str] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
 
     def example(self, text: str) -> None:
@@ -165,7 +169,7 @@ class TraceReader:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_symlink():
-                        self.counts.skipped_links += 1
+                        self._pass(entry.path, "links in folders are not followed")
                     elif entry.is_dir(follow_symlinks=False):
                         if entry.name not in _NOT_FOLDERS:
                             folders.append(entry.name)
@@ -188,6 +192,12 @@ class TraceReader:
             return
         if stat.S_ISREG(found.st_mode):
             self._headless[path] = (found.st_dev, found.st_ino)
+        else:
+            self._pass(path, "no regular file")
+
+    def _pass(self, path: str, why: str) -> None:
+        if len(self.counts.passed_over) < _MAX_FILES:
+            self.counts.passed_over[path] = why
 
     def _open_head(self, path: str) -> None:
         file_id = self._headless[path]
@@ -314,15 +324,10 @@ class TraceReader:
             self.counts.example(f"{part.path}: {error.strerror or error}")
             return b"", True
         end = data.rfind(b"\n") + 1
+        if part.within or (end == 0 and len(data) >= _MAX_LINE):
+            self._pass_line(part, data)
+            return b"", not data
         if end == 0:
-            if len(data) >= _MAX_LINE:
-                self.counts.oversize_lines += 1
-                self.counts.example(
-                    f"{part.path}:{part.line}: a line of more than {_MAX_LINE} bytes"
-                )
-                part.offset += len(data)
-                part.mark = data[-_MARK:]
-                return b"", False
             part.torn = len(data)
             return b"", True
         part.offset += end
@@ -331,9 +336,22 @@ class TraceReader:
         self.counts.bytes += end
         return data[:end], part.offset + part.torn >= part.size
 
-    def torn_lines(self) -> int:
-        """Last lines without a newline: their writers are dead or still writing."""
-        return len(self._headless) + sum(1 for s in self._sources for p in s.parts if p.torn)
+    def _pass_line(self, part: _Part, data: bytes) -> None:
+        """Pass over a line that is too long, or what is here of it."""
+        if not part.within:
+            self.counts.oversize_lines += 1
+            self.counts.oversize = self.counts.oversize or f"{part.path}:{part.line}"
+        end = data.find(b"\n") + 1
+        part.within = end == 0
+        part.line += end > 0
+        part.torn = 0
+        data = data[:end] if end else data
+        part.offset += len(data)
+        part.mark = (part.mark + data)[-_MARK:]
+
+    def torn_lines(self) -> list[str]:
+        """Files with a last line without a newline: their writers are dead or still writing."""
+        return [*self._headless, *(p.path for s in self._sources for p in s.parts if p.torn)]
 
 
 def _same(part: _Part, f: RawIOBase) -> bool:

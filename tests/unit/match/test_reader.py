@@ -153,11 +153,11 @@ def test_a_torn_last_line_is_counted_and_harmless(tmp_path: Path) -> None:
         f.write(b'{"kind":"call","api":"ncclAllRed')
     analysis, reader = analyze_dir(tmp_path)
     assert verdict(analysis) == EXPECTED
-    assert reader.torn_lines() == 1
+    assert reader.torn_lines() == [str(tmp_path / "tracing/run/rank_1_pid_1001.jsonl")]
     with (tmp_path / "tracing/run/rank_1_pid_1001.jsonl").open("ab") as f:
         f.write(b'uce"}\n')
     read_all(reader, analysis)
-    assert reader.torn_lines() == 0
+    assert reader.torn_lines() == []
 
 
 HOSTILE = [
@@ -379,8 +379,31 @@ def test_links_are_not_followed_and_loops_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.jsonl")
     analysis, reader = analyze_dir(tmp_path)
     assert verdict(analysis) == EXPECTED
-    assert reader.counts.skipped_links >= 2
+    assert reader.counts.passed_over == {
+        str(tmp_path / "tracing" / "loop"): "links in folders are not followed",
+        str(tmp_path / "zero.jsonl"): "links in folders are not followed",
+        str(tmp_path / "fifo.jsonl"): "no regular file",
+    }
     assert reader.counts.files == 4
+
+
+@pytest.mark.parametrize(("last", "after"), [(b"\n", True), (b"", False)])
+def test_a_line_that_is_too_long_is_one_line(tmp_path: Path, last: bytes, after: bool) -> None:
+    hung_job().write(tmp_path)
+    path = tmp_path / "tracing/run/rank_0_pid_1000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = len(lines) // 2 if after else len(lines)
+    long = b'{"kind":"call","api":"' + b"A" * (20 << 20) + b'"}' + last
+    path.write_bytes(b"".join([*lines[:at], long, *lines[at:]]))
+    analysis, reader = analyze_dir(tmp_path)
+    assert verdict(analysis) == EXPECTED
+    assert (reader.counts.oversize_lines, reader.counts.oversize) == (1, f"{path}:{at + 1}")
+    assert analysis.decoder.counts.bad_lines == 0
+    with path.open("ab") as f:
+        f.write((b"" if after else b"\n") + b"no JSON\n")
+    read_all(reader, analysis)
+    assert reader.counts.oversize_lines == 1
+    assert analysis.decoder.counts.examples == [f"{path}:{len(lines) + 2}: no JSON"]
 
 
 def test_folders_that_do_not_change_are_not_read_again(
