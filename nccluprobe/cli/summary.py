@@ -218,6 +218,10 @@ def summary_of(
         notes.append(f"{min(some)}{more}: not read: {why}")
     if counts.bad_lines:
         notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
+    if n := counts.repeated:
+        notes.append(f"lines that came before, and count once: {n}, in {counts.first_repeated}")
+    if n := counts.out_of_order:
+        notes.append(f"lines out of order, and put in order: {n}, in {counts.first_repeated}")
     if counts.unknown_kinds:
         notes.append(f"unknown kinds of lines: {', '.join(sorted(counts.unknown_kinds))}")
     if fields := sorted(counts.unknown_fields):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -24,6 +24,7 @@ from nccluprobe.match.callrows import COUNTED, CallCounts, Calls, RowReader, joi
 from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
 from nccluprobe.match.fastcalls import FastCalls
 from nccluprobe.match.lines import BAD, BadLine, Boots, SourceState
+from nccluprobe.match.repeats import Repeats
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.trace import scanner
 from nccluprobe.trace.schema import KIND_BY_NAME, RESERVED_KINDS, known_fields
@@ -52,6 +53,11 @@ class DecodeCounts:
     unknown_fields: Counter[str] = field(default_factory=Counter)
     unknown_apis: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    #: Lines that are there a second time, as far as is known, and lines that were written before
+    #: the line that stands before them; the first file that has some.
+    repeated: int = 0
+    out_of_order: int = 0
+    first_repeated: str = ""
 
 
 class Decoder:
@@ -63,6 +69,7 @@ class Decoder:
         self.counts = DecodeCounts()
         self.boots = Boots()
         self._sources: dict[int, SourceState] = {}
+        self._repeats: defaultdict[int, Repeats] = defaultdict(Repeats)
         self._reader = RowReader(table)
         self._accounts = Accounts()
         self._fast = None if native is None else FastCalls(table, native)
@@ -112,6 +119,11 @@ class Decoder:
                 calls = merged(fast, slow, before) if len(fast) else slow
         if len(calls):
             state.watch_returns = any(isinstance(i, m.Enter) for i in late)
+            calls, twice, back = self._repeats[source].calls(calls)
+            if twice or back:
+                again = data.count(b'"again":true')  # as it should be
+                self._repeated(path, max(0, twice - again), max(0, back - again))
+        if len(calls):
             self._calls(state, calls, items)
         self._accounts.bad(source, self.counts.bad_lines - bad)
         items += self._accounts.items(source)
@@ -187,6 +199,12 @@ class Decoder:
         if len(self.counts.examples) < 20:
             self.counts.examples.append(f"{path}:{number}: {why}")
 
+    def _repeated(self, path: str, twice: int, back: int) -> None:
+        self.counts.repeated += twice
+        self.counts.out_of_order += back
+        if twice or back:
+            self.counts.first_repeated = self.counts.first_repeated or path
+
     def _unknown(self, kind: str, names: Iterable[str], lines: int = 1) -> set[str]:
         """Count fields that a later version may have added; ``kind`` is a known one."""
         seen = self.counts.unknown_fields
@@ -206,6 +224,10 @@ class Decoder:
         items: list[m.Item],
         late: list[m.Item],
     ) -> None:
+        rows, twice, back = self._repeats[state.source].coverage(rows)
+        self._repeated(state.path, twice, back)
+        if not state.offset:  # times are by the clock, wherever in the chunk it stands
+            rows = sorted(rows, key=lambda x: 2 - 2 * _is(x, "process") - _is(x, "clock"))
         for row, number in rows:
             kind = row["kind"]
             if not isinstance(kind, str):
@@ -288,6 +310,10 @@ class Decoder:
         calls, left = (calls, c) if not cut else _without(calls, c, cut, state.offset)
         out += items_of(state.source, calls, left)
         out += [e for e in cut if e.api in COUNTED and (e.thread, e.t) not in told]
+
+
+def _is(row: tuple[Line, int], kind: str) -> bool:
+    return bool(row[0]["kind"] == kind)
 
 
 _NO_CALLS = Calls(np.empty((scanner.COLUMNS, 0), np.int64))

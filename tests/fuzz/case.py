@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from fuzz.corpus import Files, corpus
-from fuzz.mutate import mutated, write
+from fuzz.mutate import mixed, mutated, odd_things, write
 from nccluprobe.cli.judging import Session
 from nccluprobe.errors import NccluprobeError
 from nccluprobe.importers.files import find
@@ -92,6 +92,30 @@ class Fuzzer:
                 self._analyze(rng, folder, files)
         finally:
             shutil.rmtree(folder)
+        if seed % 4 == 0:
+            self._counted(random.Random(-seed - 1))
+
+    def _counted(self, rng: random.Random) -> None:
+        """Whole lines that come again or too late, links and pipes: each is in its count."""
+        files: Files = {}
+        twice = late = 0
+        for name, data in self.corpus["trace"].items():
+            files[name], again, back = mixed(rng, data)
+            twice, late = twice + again, late + back
+        with tempfile.TemporaryDirectory() as scratch, _limited(LIMIT_S):
+            folder = Path(scratch)
+            write(rng, folder, files, odd=0.0)
+            left = odd_things(rng, folder / "run")
+            session = Session(find([folder], None), Options(), None, as_json=True)
+            session.load()
+            _judge(session, None)
+            counts, passed = session.analysis.decoder.counts, session.reader.counts.passed_over
+            told = " ".join(session.text(False).split())
+        if (counts.repeated, counts.out_of_order, set(passed)) != (twice, late, left):
+            raise Uncounted(f"{twice} lines twice, {late} late, {left}: {counts}, {passed}")
+        for n, what in ((twice, "count once"), (late, "put in order"), (len(left), "not read")):
+            if n and what not in told:
+                raise Uncounted(f"not told: {what}: {told}")
 
     def _analyze(self, rng: random.Random, folder: Path, files: Files) -> None:
         live = rng.random() < 0.3

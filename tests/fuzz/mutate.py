@@ -151,19 +151,51 @@ def mutated(rng: random.Random, data: bytes, by_lines: bool) -> bytes:
     return _lines(rng, data) if by_lines else _tree(rng, data)
 
 
-def write(rng: random.Random, folder: Path, files: dict[str, bytes]) -> None:
-    """Write files, some of them under other names, and odd things beside them."""
+def mixed(rng: random.Random, data: bytes) -> tuple[bytes, int, int]:
+    """A trace with lines that come again, or too late; how many of each."""
+    lines = data.splitlines(keepends=True)
+    covers = [i for i, line in enumerate(lines) if b'"kind":"coverage"' in line]
+    late = rng.randrange(2)
+    if late:
+        at = rng.randrange(len(covers) - 1)
+        a, b = covers[at], covers[at + 1]
+        lines[a], lines[b] = lines[b], lines[a]
+    again = rng.choice([0, 1, 3, 20])
+    for _ in range(again):
+        at = rng.randrange(len(lines))
+        while b'"kind":"coverage"' not in lines[at] and b'"kind":"call"' not in lines[at]:
+            at = rng.randrange(len(lines))
+        lines.insert(rng.randrange(at + 1, min(len(lines), at + 40) + 1), lines[at])
+    return b"".join(lines), again, late
+
+
+def odd_things(rng: random.Random, folder: Path) -> set[str]:
+    """Links, loops and pipes in a folder of traces; their paths."""
+    made = set()
+    for name in rng.sample(["loop", "loop.jsonl", "zero.jsonl", "fifo.jsonl"], rng.randrange(5)):
+        path = folder / name
+        if name == "fifo.jsonl":
+            os.mkfifo(path)
+        else:
+            to = {"loop": folder, "loop.jsonl": "loop.jsonl", "zero.jsonl": "/dev/zero"}[name]
+            path.symlink_to(to)
+        made.add(str(path))
+    return made
+
+
+def write(rng: random.Random, folder: Path, files: dict[str, bytes], odd: float = 1.0) -> None:
+    """Write files, some under other names, with odd things beside them; ``odd``: how often."""
     for name, data in files.items():
-        if rng.random() < 0.03:
+        if rng.random() < 0.03 * odd:
             name = rng.choice(
                 ["a", "b.jsonl", "x.part1.jsonl", "\udcff.jsonl", "_dump_9", "y.json"]
             )
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 * odd:
         loop = folder / rng.choice(["loop", "loop.jsonl", "_dump_77"])
         if not loop.is_symlink() and not loop.exists():
             loop.symlink_to(rng.choice([str(folder), "/dev/zero", "loop", "nowhere"]))
-    if rng.random() < 0.05 and not (folder / "fifo.jsonl").exists():
+    if rng.random() < 0.05 * odd and not (folder / "fifo.jsonl").exists():
         os.mkfifo(folder / "fifo.jsonl")

@@ -11,7 +11,7 @@ from fuzz.case import Fuzzer
 
 #: Cases that once broke something, by their seed.
 KNOWN = [308, 450]
-SECONDS = float(os.environ.get("NCCLUPROBE_FUZZ_SECONDS", "45"))
+SECONDS = float(os.environ.get("NCCLUPROBE_FUZZ_SECONDS", "60"))
 AT_LEAST = 200
 
 
