@@ -70,8 +70,8 @@ def start(program: Program, job: str, script: Path, lib: Path, go: Path) -> list
         uid = puppets[members[0]].ask("uid")["uid"]
         for rank, member in enumerate(members):
             puppets[member].send(
-                "init", comm=name, nranks=len(members), uid=uid, rank=rank
-            )  # fmt: skip
+                "init", comm=name, nranks=len(members), uid=uid, rank=rank, config="Config" in job
+            )
         for member in members:
             assert puppets[member].reply()["rc"] == 0
     for p, steps in zip(puppets, program.ranks, strict=True):

@@ -41,6 +41,16 @@ CHOSEN = (
     "ncclAllReduce-twin-groups_ahead-n2",
     "ncclSend-twin-all_to_all_big_sync-n4",
     "ncclSend-twin-exits_after_the_last-n2",
+    # With a configuration, of the communicators too.
+    "ncclAllReduceConfig-wrong_op-sync-n2",
+    "ncclBroadcastConfig-early_exit-code_1_sync-n2",
+    "ncclReduceConfig-wrong_root-sync-n2",
+    "ncclAllGatherConfig-missing_call-stop_sync-n2",
+    "ncclReduceScatterConfig-wrong_datatype-sync-n2",
+    "ncclAlltoAllConfig-extra_call-ahead-n2",
+    "ncclGatherConfig-swapped_order-sync-n2",
+    "ncclScatterConfig-wrong_communicator-sync-n2",
+    "ncclAllReduceConfig-twin-two_spellings-n2",
 )
 LIMITS = Options(
     missing_after=SECOND, late_after=3 * SECOND, error_after=2 * SECOND, decide_after=SECOND
@@ -148,6 +158,9 @@ def check(case_id: str, traces: list[Trace], front: str) -> None:
     case = by_id()[case_id]
     validate(traces)
     assert {t.process["front"] for t in traces} == {front}
+    apis = {line["api"] for t in traces for line in (*t.of("call"), *t.of("enter"))}
+    assert case_id.split("-")[0] in apis
+    assert ("ncclCommInitRankConfig" in apis) == ("Config-" in case_id)
     first = next(t for t in traces if t.rank == 0)
     hashes = [first.comms[i]["hash"] for i in sorted(first.comms)]
     names = dict(zip(case.build().comms, hashes, strict=False))

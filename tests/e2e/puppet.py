@@ -17,7 +17,8 @@ import threading
 import time
 from typing import Any
 
-#: Arguments by letter: x buffer, c count, d datatype, o op, r root, p peer, m comm, s stream.
+#: Arguments by letter: x buffer, c count, d datatype, o op, r root, p peer, m comm, s stream,
+#: g configuration.
 ARGS = {
     "ncclAllReduce": "xxcdoms",
     "ncclBroadcast": "xxcdrms",
@@ -36,6 +37,8 @@ ARGS = {
     "ncclCommDestroy": "m",
     "ncclCommAbort": "m",
 }
+#: The same collectives with a configuration behind their other arguments.
+ARGS |= {f"{name}Config": args + "g" for name, args in ARGS.items() if args.startswith("xx")}
 TYPES: dict[str, Any] = {
     "x": ctypes.c_void_p,
     "c": ctypes.c_size_t,
@@ -45,6 +48,7 @@ TYPES: dict[str, Any] = {
     "p": ctypes.c_int,
     "m": ctypes.c_void_p,
     "s": ctypes.c_void_p,
+    "g": ctypes.c_void_p,
 }
 
 
@@ -53,6 +57,17 @@ class UniqueId(ctypes.Structure):
 
     def hex(self) -> str:
         return bytes(memoryview(self)).hex()
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of NCCL 2.16."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
 
 
 class Puppet:
@@ -72,7 +87,9 @@ class Puppet:
 
     def do_load(self, cmd: dict[str, Any]) -> dict[str, Any]:
         lib = ctypes.CDLL(cmd["path"])
-        lib.ncclCommInitRank.argtypes = (ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int)
+        init = (ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int)
+        lib.ncclCommInitRank.argtypes = init
+        lib.ncclCommInitRankConfig.argtypes = (*init, ctypes.c_void_p)
         for name, args in ARGS.items():
             getattr(lib, name).argtypes = tuple(TYPES[a] for a in args)
         lib.simStreamSynchronize.argtypes = (ctypes.c_void_p,)
@@ -88,7 +105,12 @@ class Puppet:
         uid = UniqueId.from_buffer_copy(bytes.fromhex(cmd["uid"]))
         comm = ctypes.c_void_p()
         lib = self.lib(cmd)
-        rc = lib.ncclCommInitRank(ctypes.byref(comm), cmd["nranks"], uid, cmd["rank"])
+        args = (ctypes.byref(comm), cmd["nranks"], uid, cmd["rank"])
+        if cmd.get("config"):
+            config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21602, 1)
+            rc = lib.ncclCommInitRankConfig(*args, ctypes.byref(config))
+        else:
+            rc = lib.ncclCommInitRank(*args)
         self.comms[cmd.get("comm", "world")] = (lib, comm)
         return {"rc": rc}
 
@@ -109,6 +131,7 @@ class Puppet:
             "p": cmd.get("peer", 0),
             "m": comm,
             "s": None,
+            "g": None,
         }
         call, args = getattr(lib, fn), [values[a] for a in ARGS[fn]]
         bad = 0
