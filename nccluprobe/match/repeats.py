@@ -88,7 +88,7 @@ class Repeats:
         A field that is damaged in one of them takes the word from none of the others.
         """
         at = [i for i, (row, _) in enumerate(rows) if row["kind"] == "coverage"]
-        told = [(rows[i][0].get("through"), rows[i][0].get("t")) for i in at]
+        told: list[tuple[Any, Any]] = [(rows[i][0].get("through"), rows[i][0].get("t")) for i in at]
         if any(type(x) is not int for both in told for x in both):
             return rows, 0, 0
         twice = back = 0

@@ -177,8 +177,8 @@ def odd_things(rng: random.Random, folder: Path) -> set[str]:
         if name == "fifo.jsonl":
             os.mkfifo(path)
         else:
-            to = {"loop": folder, "loop.jsonl": "loop.jsonl", "zero.jsonl": "/dev/zero"}[name]
-            path.symlink_to(to)
+            to = {"loop": str(folder), "loop.jsonl": "loop.jsonl", "zero.jsonl": "/dev/zero"}
+            path.symlink_to(to[name])
         made.add(str(path))
     return made
 
