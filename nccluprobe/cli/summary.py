@@ -30,6 +30,8 @@ def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
         until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
         waited = (until - w.first) / 1e9
         unseen = all(e.process.found_gone for e in w.entered)
+        if all(e.end is not None for e in w.entered):
+            continue  # they have ended the communicator: nobody waits on it any more
         if w.finding is None and w.cause is None and w.absent and (waited >= 1 or unseen):
             yield w, waited
 

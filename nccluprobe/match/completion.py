@@ -15,7 +15,7 @@ from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, everyone, named, numbers, unobserved_text
+from nccluprobe.match.names import NOT_GOING_ON, capital, everyone, in_job, named, unobserved_text
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
@@ -242,10 +242,10 @@ def _why_not(comm: Communicator) -> str:
     """What keeps a call that all observed members have entered, as far as is known."""
     others = len({*comm.unobserved(), *comm.unwatched})
     if not others:
-        return "nobody is missing; the device or the network is not going on"
+        return f"nobody is missing; {NOT_GOING_ON}"
     return (
         f"{unobserved_text(others, comm.key.nranks)}, and may not have come; "
-        f"if all have, the device or the network is not going on"
+        f"if all have, {NOT_GOING_ON}"
     )
 
 
@@ -255,6 +255,7 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
     waited = max(0, ctx.now - b.since)
     signature = ctx.table[e.oldest[2]] if e.oldest is not None else None
     api = signature.api if signature else None
+    peers = [x for x in comm.members() if x.comm_rank in b.peers]
     also = f", and so on {places} communicators" if places > 1 else ""
     details: dict[str, Any] = {
         **on_communicator(
@@ -276,7 +277,7 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
         "calls_behind": b.by,
         "summary": (
             f"{capital(named([e]))}, {e.process.place()}, has not completed {api} "
-            f"#{comm.seq(b.slot)} of communicator {comm.label}, while {numbers(b.peers)} "
+            f"#{comm.seq(b.slot)} of communicator {comm.label}, while {in_job(peers)} "
             f"completed {b.by} "
             f"call{'s' if b.by > 1 else ''} more{also}: its GPU has failed, or does not report."
         ),

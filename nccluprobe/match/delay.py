@@ -19,11 +19,11 @@ from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.lessons import waited_for_root
-from nccluprobe.match.names import capital, named, numbers
+from nccluprobe.match.names import capital, in_job, named
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import coverage_of, rank_status
+from nccluprobe.match.status import coverage_of, ended_abruptly, rank_status
 
 _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
@@ -168,7 +168,7 @@ class Delays:
             ctx = ctx_of.get(e.comm.key)
             if ctx is None:
                 continue
-            if e.comm.in_time > e.last_slot or e.comm.over:
+            if e.comm.in_time > e.last_slot or (e.comm.over and not _was_the_end(e)):
                 e.closed = True
             f = _finding(e, ctx)
             found.append(f.resolved(ctx.now) if e.closed else f)
@@ -220,12 +220,32 @@ def waited_itself(e: Endpoint, silence: tuple[int, int], late_after: int) -> boo
     )
 
 
+def _gave_up(e: Endpoint, until: int) -> bool:
+    """Whether a member aborted the communicator, or crashed, before the late one came."""
+    end = e.process.end
+    aborted = e.end is not None and e.end.how == "abort" and e.end.t <= until
+    return aborted or (end is not None and ended_abruptly(e.process) and end.t <= until)
+
+
+def _broken_off(e: Episode) -> bool:
+    """Whether all that waited had given up when the late one came."""
+    came = e.first.times[e.rank]
+    return all(_gave_up(e.comm.endpoints[r], came) for r in e.in_time)
+
+
+def _was_the_end(e: Episode) -> bool:
+    """Whether the job went down with it: nothing has gone on since."""
+    return _broken_off(e) and e.comm.endpoints[e.rank].process.ended
+
+
 def _finding(e: Episode, ctx: Context) -> Finding:
     limit = ctx.options.silent_after
     comm, wait = e.comm, e.first
     endpoint = comm.endpoints[e.rank]
     signature = ctx.table[wait.sig]
     status = rank_status(comm, e.rank, endpoint, ctx.now, limit, "rank_late")
+    broken_off = _broken_off(e)
+    gave_up = f", and {'has' if len(e.in_time) == 1 else 'have'} given up" if broken_off else ""
     details: dict[str, Any] = {
         **on_communicator(
             comm,
@@ -248,7 +268,7 @@ def _finding(e: Episode, ctx: Context) -> Finding:
             f"{capital(named([endpoint]))}, {endpoint.process.place()}, came "
             f"{seconds(e.worst):.1f} s late to {signature.api} #{wait.seq} of communicator "
             f"{comm.label}; "
-            f"{numbers(e.in_time)} waited."
+            f"{in_job(comm.endpoints[r] for r in e.in_time)} waited{gave_up}."
         ),
     }
     idle = waited_for_root(signature, wait.times, ctx.options.late_after)
@@ -269,7 +289,8 @@ def _finding(e: Episode, ctx: Context) -> Finding:
         comm_seq=wait.seq,
         detected_at=ctx.now,
         details=details,
-        severity="notice",
+        # What the others have broken off does not go on when the late one comes.
+        severity="error" if broken_off and not unsure else "notice",
         role="unknown" if unsure else "root_cause",
         job=ctx.job,
         coverage=coverage_of(comm, ctx.now, limit),

@@ -20,7 +20,7 @@ from nccluprobe.match.p2p_queue import Side
 
 #: How the members of a communicator were learnt, when nobody told them.
 ASSUMED = "assumed"
-_ASSUMED = "nobody told who is in this communicator: it is taken to have all that were seen"
+NOT_TOLD = "nobody told who is in this communicator: it is taken to have all that were seen"
 
 
 def lower(
@@ -41,7 +41,7 @@ def lower(
         if f.comm_uid_hash in assumed:
             f.details["confidence"] = _lowered(f.details.get("confidence"))
             known = f.details.get("note")
-            f.details["note"] = _ASSUMED if known is None else f"{known}; {_ASSUMED}"
+            f.details["note"] = NOT_TOLD if known is None else f"{known}; {NOT_TOLD}"
     causes = [f for f in findings if _may_wait(f)]
     if not causes:
         return

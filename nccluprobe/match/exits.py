@@ -12,7 +12,7 @@ from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.full_queue import Queued
-from nccluprobe.match.names import capital, named, numbers
+from nccluprobe.match.names import capital, in_job, named
 from nccluprobe.match.process import Inside, Process
 from nccluprobe.match.status import ENDING, coverage_of, process_facts
 from nccluprobe.match.waits import Wait
@@ -214,9 +214,8 @@ def _level(
             "returned_comm_ranks": back,
             "summary": (
                 f"All members of communicator {comm.label} entered {api} #{comm.last_seq}; it has "
-                f"returned on {numbers(back)}, and not on "
-                f"{numbers(ranks)} for "
-                f"{seconds(waited):.1f} s."
+                f"returned on {in_job(e for e in members if e.comm_rank in back)}, and not on "
+                f"{in_job(e for e, _ in inside)} for {seconds(waited):.1f} s."
             ),
         },
         severity="error" if waited >= ctx.options.error_after else "notice",

@@ -107,6 +107,10 @@ class Finding:
     supposes: bool = False
     #: Only the root with its data is absent: what such waits taught before (lessons.Lesson).
     for_root: tuple[str, int | None, int] | None = None
+    #: Rank in the communicator -> rank in the job, for the report; empty: they are the same.
+    job_ranks: dict[int, int] = field(default_factory=dict)
+    #: The summary with who waits first, for where that one turns out to be wrong.
+    waiter_first: str | None = None
     #: Members (endpoints) that entered and have left: they are to be named.
     left: tuple[Any, ...] = ()
     #: Processes that may be those that did not come, of whom only ranks are known.

@@ -32,7 +32,7 @@ from nccluprobe.match.delay import Delays
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.held import held
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
-from nccluprobe.match.names import identities
+from nccluprobe.match.names import identities, job_ranks
 from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.order import Orders
 from nccluprobe.match.signature import SignatureTable
@@ -302,9 +302,12 @@ class Matcher(State):
     def _name(self, findings: list[Finding]) -> None:
         """Say which processes each finding points at, and by which limits."""
         known = identities(self.processes.values(), self.standing.looks.values())
+        comms = {(c.key.hash, c.key.instance): c for c in self.comms.values() if findings}
         for f in findings:
             f.limits = self.options.in_seconds()
             f.named = [known[who] for who in dict.fromkeys(f.culprits) if who in known]
+            if comm := comms.get((f.comm_uid_hash or "", f.details.get("instance") or 0)):
+                f.job_ranks = job_ranks(comm.endpoints.values())
 
     def _clean_up(self, contexts: dict[CommKey, Context], keep: set[Hashable]) -> None:
         """Forget communicators that have ended and about which nothing is open.

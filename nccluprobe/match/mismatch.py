@@ -14,7 +14,7 @@ from nccluprobe.match.details import on_communicator
 from nccluprobe.match.disagree import MAX_SHIFT, Decision, Verdict, decide
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, named, numbers, renumbered
+from nccluprobe.match.names import capital, in_job, named, numbers
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.signature import Signature, SignatureTable, difference
 from nccluprobe.match.status import coverage_of, rank_status
@@ -285,8 +285,7 @@ def _summary(
     where = f"#{d.seq} of communicator {comm.label}"
     members = [e for e in comm.members() if e.comm_rank in verdict.ranks]
     rank = capital(named(members))
-    # Where "the communicator" has just been spoken of, the others are its ranks.
-    others = ("its " if renumbered(members) else "") + numbers(decision.reference)
+    others = in_job(e for e in comm.members() if e.comm_rank in decision.reference)
     shift = verdict.shift
     if shift is not None and decision.named:
         did = "left out" if shift.skip else "made an extra"

@@ -14,6 +14,9 @@ from nccluprobe.match.model import Looked
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import ranks_text
 
+#: What keeps a call that all have entered, where nothing else is seen.
+NOT_GOING_ON = "the device or the network is not going on"
+
 
 def identities(
     processes: Iterable[Process], looks: Iterable[Looked]
@@ -51,6 +54,23 @@ def named(members: Iterable[Endpoint], of: str = "") -> str:
         return f"{here} of {of}" if of else here
     there = numbers(e.process.rank for e in known if e.process.rank is not None)
     return f"{there} of the job ({here} of {of or 'the communicator'})"
+
+
+def in_job(members: Iterable[Endpoint]) -> str:
+    """Members by their ranks in the job alone: ``ranks 0-2``, or ``rank 5 of the job``."""
+    known = [e for e in members if e.comm_rank is not None]
+    if not renumbered(known):
+        return numbers(e.comm_rank for e in known if e.comm_rank is not None)
+    return f"{numbers(e.process.rank for e in known if e.process.rank is not None)} of the job"
+
+
+def job_ranks(members: Iterable[Endpoint]) -> dict[int, int]:
+    """Rank in the communicator -> rank in the job; empty: they are the same, or not known."""
+    found: dict[int, int] = {}
+    for e in members:
+        if e.comm_rank is not None and e.process.rank is not None:
+            found[e.comm_rank] = e.process.rank
+    return {} if all(a == b for a, b in found.items()) else found
 
 
 def everyone(n: int, label: str, complete: bool) -> str:

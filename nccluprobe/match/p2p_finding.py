@@ -291,8 +291,11 @@ def unmatched(
         not_observed_comm_ranks=list(not_observed),
         unobserved_comm_ranks=len(comm.unobserved()),
     )
-    details["summary"] = _unmatched_text(comm, details, unit, reasons, culprits)
-    return made(
+    waits = _waits_text(comm, details, unit)
+    turned = f"{capital(waits)}: {_missing_text(unit, reasons, culprits)}"
+    lead = {r: x for r, x in reasons.items() if x[0] in culprits}
+    details["summary"] = _blames_text(unit, waits, reasons, lead) if lead else turned
+    f = made(
         comm,
         ctx,
         "waiting_for_unobserved" if unseen else "p2p_unmatched",
@@ -303,43 +306,67 @@ def unmatched(
         culprits=culprits,
         waiters=(e,),
     )
+    f.waiter_first = turned
+    return f
 
 
+#: ``{}``: the send or receive.
 _WHY = {
-    "rank_alive_but_not_entered": "has not made it",
+    "rank_alive_but_not_entered": "has not made {}",
     "rank_left_no_dump": "has left no whole dump",
-    "rank_device_not_begun": "has queued it, and its device has not begun it",
+    "rank_device_not_begun": "has queued {}, and its device has not begun it",
     "rank_inside_other_call": "is inside another NCCL call",
     "rank_exit_or_crash_suspected": "crashed or was killed",
     "rank_exited": "has exited",
     "rank_ended_communicator": "has ended the communicator",
-    "probe_event_loss_possible": "may have made it: events of it were lost",
-    "partner_gone_past": "has gone past it, to later calls",
-    "call_skipped": "has ended its group of this step without it",
+    "probe_event_loss_possible": "may have made {}: events of it were lost",
+    "partner_gone_past": "has gone past {}, to later calls",
+    "call_skipped": "has ended its group of this step without {}",
     "rank_not_observed": "is not observed",
 }
 
 
-def _unmatched_text(
-    comm: Communicator,
-    details: dict[str, Any],
-    unit: Unit,
-    reasons: dict[int, tuple[Endpoint, str]],
-    culprits: tuple[Endpoint, ...],
-) -> str:
+def _waits_text(comm: Communicator, details: dict[str, Any], unit: Unit) -> str:
     held = "is inside" if unit.hard is not None else "waits in"
-    text = (
-        f"{capital(named([unit.endpoint]))} {held} {unit.label} of communicator {comm.label} "
-        f"for {details['waited_s']:.1f} s: "
+    return (
+        f"{named([unit.endpoint])} {held} {unit.label} of communicator {comm.label} "
+        f"for {details['waited_s']:.1f} s"
     )
-    if not reasons:
-        return text + "its peer is not observed."
-    if unit.endpoint in culprits:
-        have = "has" if len(reasons) == 1 else "have"
-        return text + f"an extra call, {numbers(reasons)} {have} done all that they did before."
-    other = "receive" if unit.ops[0].op.send else "send"
+
+
+def _told(reasons: dict[int, tuple[Endpoint, str]], what: str) -> str:
+    """What each of some ranks has done instead of ``what``."""
     told = [
-        f"{named([x]) if x.comm_rank == r else f'rank {r}'} {_WHY.get(why, why.replace('_', ' '))}"
+        f"{named([x]) if x.comm_rank == r else f'rank {r} of the communicator'} "
+        f"{_WHY.get(why, why.replace('_', ' ')).format(what)}"
         for r, (x, why) in sorted(reasons.items())[:6]
     ]
-    return text + f"the {other} is missing; " + ", ".join(told) + "."
+    return ", ".join(told)
+
+
+def _other(unit: Unit) -> str:
+    return "receive" if unit.ops[0].op.send else "send"
+
+
+def _missing_text(
+    unit: Unit, reasons: dict[int, tuple[Endpoint, str]], culprits: tuple[Endpoint, ...]
+) -> str:
+    """What lacks, of who waits."""
+    if not reasons:
+        return "its peer is not observed."
+    if unit.endpoint in culprits:
+        have = "has" if len(reasons) == 1 else "have"
+        return f"an extra call, {numbers(reasons)} {have} done all that they did before."
+    return f"the {_other(unit)} is missing; {_told(reasons, 'it')}."
+
+
+def _blames_text(
+    unit: Unit,
+    waits: str,
+    reasons: dict[int, tuple[Endpoint, str]],
+    lead: dict[int, tuple[Endpoint, str]],
+) -> str:
+    """Who did not come, and then who waits for it."""
+    rest = {r: x for r, x in reasons.items() if r not in lead}
+    also = f"; {_told(rest, 'it')}" if rest else ""
+    return f"{capital(_told(lead, f'a {_other(unit)}'))}: {waits}{also}."

@@ -12,7 +12,7 @@ from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import capital, everyone, named, unobserved_text
+from nccluprobe.match.names import NOT_GOING_ON, capital, everyone, named, unobserved_text
 from nccluprobe.match.status import coverage_of, inside_end, last_sign, ranks_text
 from nccluprobe.match.waits import Wait
 
@@ -65,8 +65,7 @@ def _finding(
         hang_type, reason = "collective_all_ranks_stuck", "all_inside"
         summary = (
             f"All {len(ranks)} members of communicator {comm.label} are inside {api} #{seq} "
-            f"for {seconds(waited):.1f} s: nobody is missing; the device or the network is not "
-            f"going on."
+            f"for {seconds(waited):.1f} s: nobody is missing; {NOT_GOING_ON}."
         )
     details: dict[str, Any] = {
         **on_communicator(

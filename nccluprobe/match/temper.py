@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable
 from nccluprobe.match import p2p_supposed
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import may_wait
+from nccluprobe.match.names import NOT_GOING_ON
 from nccluprobe.match.options import SECOND
 
 #: Reasons of sends and receives that are worked out, not seen.
@@ -58,6 +59,10 @@ _DIFFERENCES = frozenset(
 _AFTER = 60 * SECOND
 
 
+#: Of a call that does not end, where a cause is known that may hold it up.
+_HELD_UP = "something else may hold up its devices"
+
+
 def _is_plain(f: Finding) -> bool:
     """Whether it says only that ranks have not come."""
     return f.hang_type in (
@@ -80,7 +85,10 @@ def _does_not_return(f: Finding) -> bool:
 
 def _demote(f: Finding, cause: Finding) -> None:
     f.role, f.culprits = "unknown", ()
+    f.details["perhaps_of"] = cause.id
     f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
+    if NOT_GOING_ON in (text := f.details.get("summary") or ""):
+        f.details["summary"] = text.replace(NOT_GOING_ON, _HELD_UP)
 
 
 def temper(findings: Iterable[Finding]) -> None:
@@ -120,6 +128,8 @@ def _gone_past_by_several(causes: list[Finding]) -> None:
     for f in past:
         if len(f.waiters) == 1 and len(peers[f.waiters]) > 1:
             f.culprits = f.waiters
+            if f.waiter_first is not None:
+                f.details["summary"] = f.waiter_first
             f.details["note"] = "several ranks have gone past it: it is the one that is out of step"
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.idle import NOT_DECIDABLE
-from nccluprobe.match.names import numbers
+from nccluprobe.report.grounds import grounds
+from nccluprobe.report.next_step import next_step
+from nccluprobe.report.ranks import blamed, in_job, is_other, members, short
 from nccluprobe.report.words import ago, doubts, escape, why
 
 WIDTH = 80
@@ -38,31 +40,6 @@ class _Paint:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
 
-def _who(status: dict[str, Any]) -> str:
-    """One rank: its names and where it runs."""
-    more = []
-    text = f"rank {status['comm_rank']}"
-    if _is_other(status):
-        text = f"rank {status['global_rank']} of the job"
-        more.append(f"rank {status['comm_rank']} of the communicator")
-    if status.get("pid") is not None:
-        more.append(f"pid {status['pid']} on {escape(status.get('host'))}")
-    return text + (f" ({', '.join(more)})" if more else "")
-
-
-def _is_other(status: dict[str, Any]) -> bool:
-    """Whether its rank in the job is another number than that in the communicator."""
-    return status.get("global_rank") not in (None, status["comm_rank"])
-
-
-def _blamed(f: Finding, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the ranks that did not come, those that a root cause names."""
-    if f.role != "root_cause":
-        return []
-    named = {(who["host"], who["pid"]) for who in f.named}
-    return [s for s in statuses if (s.get("host"), s.get("pid")) in named]
-
-
 def sentence(f: Finding) -> str:
     """What happened, in one sentence."""
     d = f.details
@@ -75,23 +52,21 @@ def sentence(f: Finding) -> str:
     by_calls = d.get("evidence") != "inspect"
     if by_calls and f.hang_type in ("collective_missing_enter", "comm_ended_under_waiters"):
         waiting = [s for s in statuses if s["reason"] == "rank_waiting_elsewhere"]
-        named = _blamed(f, statuses) or [s for s in statuses if s not in waiting] or statuses
+        named = blamed(f, statuses) or [s for s in statuses if s not in waiting] or statuses
         waiting = [s for s in statuses if s not in named]
-        who = ", ".join(_who(s) for s in named[:_FOLD])
-        if len(named) > _FOLD:
-            who += f" and {len(named) - _FOLD} more"
+        absent = members(f, named)
         also = ""
         if len(named) < len(statuses):
             ranks = [s["comm_rank"] for s in waiting]
             elsewhere = all(s["reason"] == "rank_waiting_elsewhere" for s in waiting)
             they = "it waits" if len(ranks) == 1 else "they wait"
-            also = f"; {numbers(ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
+            also = f"; {in_job(f, ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
         verb = "waits" if len(entered) == 1 else "wait"
         # Of the communicator, where the sentence has begun with a rank of the job.
-        its = "its " if any(map(_is_other, statuses)) else ""
-        who = who if undecided else f"{who[:1].upper()}{who[1:]}"
+        its = "its " if any(map(is_other, statuses)) and not f.job_ranks else ""
+        absent = absent if undecided else f"{absent[:1].upper()}{absent[1:]}"
         return undecided + (
-            f"{who} did not enter {call}: {its}{numbers(entered)} {verb} in it "
+            f"{absent} did not enter {call}: {its}{in_job(f, entered)} {verb} in it "
             f"for {ago(d['waited_s'])}{also}."
         )
     text = d.get("summary")
@@ -109,9 +84,10 @@ def _details(f: Finding) -> Iterable[str]:
     if where := _where(f):
         yield where
     for status in (d.get("missing_rank_status") or [])[:_FOLD]:
-        yield f"rank {status['comm_rank']}: {why(status)}"
+        yield f"{short(status)}: {why(status)}"
     if d.get("signature"):
         yield f"call: {d['signature']}"
+    yield from _sites(f)
     if d.get("queued_behind"):
         n = d["queued_behind"]
         yield f"{n} later call{' is' if n == 1 else 's are'} queued behind it"
@@ -132,6 +108,8 @@ def _details(f: Finding) -> Iterable[str]:
         "none": "not known",
     }.get(d.get("confidence", ""), "")
     reasons = "; ".join(doubts(f))
+    if because := grounds(f):
+        sure = f"{sure}: {because}"
     # Of an open cause or consequence the heading says which it is.
     role = "" if f.role != "unknown" else "; cause or consequence: not known"
     yield f"how sure: {sure}{f' ({reasons})' if reasons else ''}{role}; severity {f.severity}"
@@ -155,85 +133,28 @@ def _where(f: Finding) -> str | None:
     return "; ".join(parts) or None
 
 
+def _sites(f: Finding) -> Iterable[str]:
+    """Where the calls of the slot came from, a line for each side."""
+    d = f.details
+    groups = [(c["comm_ranks"], c.get("sites") or []) for c in d.get("calls") or ()]
+    for g in d.get("sites") or ():
+        groups.append((g["comm_ranks"], [g["site"]] if g["site"] else []))
+    if not any(sites for _, sites in groups):
+        return
+    groups.sort(key=lambda g: len(g[0]))
+    for ranks, sites in groups[:_FOLD]:
+        known = " or ".join(sites[:_FOLD]) or "one that is not known"
+        yield f"call site: {in_job(f, ranks)} from {known}"
+
+
 def _alignment(f: Finding) -> Iterable[str]:
     """How ranks that were attached late were placed, when that is not certain."""
     placed = [a for a in f.coverage.get("alignment", ()) if a["base"] != "exact"]
     for a in placed[:_FOLD]:
-        yield f"rank {a['comm_rank']} was attached late, its place is {a['base']}: {a['why']}"
+        who = in_job(f, [a["comm_rank"]])
+        yield f"{who} was attached late, its place is {a['base']}: {a['why']}"
     if len(placed) > _FOLD:
         yield f"and {len(placed) - _FOLD} more ranks that were attached late"
-
-
-#: What a process that was there is blamed for: whoever killed it, it did not come before.
-_OF_THE_LIVING = ("rank_alive_but_not_entered", "rank_inside_other_call")
-
-
-def _next_step(f: Finding) -> str | None:
-    reason = f.details.get("reason")
-    statuses: list[dict[str, Any]] = []
-    for key in ("missing_rank_status", "minority_rank_status", "late_rank_status"):
-        statuses += f.details.get(key) or []
-    known = _blamed(f, statuses) or [s for s in statuses if s.get("pid") is not None]
-    # Of several ranks the one that the finding is about, not one that waits itself.
-    where = next((s for s in known if s.get("reason") == reason), None) or next(iter(known), None)
-    if f.named and f.role == "root_cause" and not _blamed(f, statuses):
-        where = f.named[0]  # the statuses are those of others
-    if where is None or not where.get("pid"):  # 0: a source that does not tell
-        return _step_of_ranks(f) or _general_step(f)
-    pid, host = where["pid"], escape(where.get("host"))
-    if where.get("heartbeat") == "absent" and reason in _OF_THE_LIVING:
-        return (
-            f"pid {pid} on {host} has ended since: look at the end of its log, and next time at "
-            "its stack (py-spy dump) before it is killed"
-        )
-    if reason in _OF_THE_LIVING:
-        return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
-    if reason in ("rank_exit_or_crash_suspected", "rank_exited"):
-        text = f"look at the end of the log of pid {pid} on {host}"
-        return text + (", and at dmesg for an OOM kill" if where.get("exit_code") is None else "")
-    if reason == "rank_not_observed":
-        return f"see whether the collector on {host} runs"
-    if reason == "probe_event_loss_possible":
-        return f"look at the stack of pid {pid}; enlarge the ring buffer"
-    if reason in ("arguments_differ", "call_skipped", "call_extra"):
-        return f"compare the code path of pid {pid} on {host} with that of another rank"
-    if f.hang_type == "nccl_error_exit":
-        return f"look at NCCL's warnings of pid {pid} on {host} (NCCL_DEBUG=WARN)"
-    if f.hang_type == "collective_missing_exit":
-        return f"look at the GPU of pid {pid} on {host} (dmesg for Xid, nvidia-smi)"
-    return f"look at pid {pid} on {host} (py-spy dump --pid {pid})"
-
-
-def _step_of_ranks(f: Finding) -> str | None:
-    """What to look at of ranks whose processes are not told, as in dumps."""
-    ranks = sorted(n["rank"] for n in f.named if n["rank"] is not None and not n["pid"])
-    if f.role != "root_cause" or not ranks:
-        return None
-    who = f"{numbers(ranks)} of the job"
-    if f.hang_type in ("collective_mismatch", "skipped_or_extra_call", "p2p_mismatch"):
-        return f"compare the code path of {who} with that of another rank"
-    if f.hang_type == "collective_missing_exit":
-        return f"look at the GPU of {who} (dmesg for Xid, nvidia-smi)"
-    return f"look at {who}: the stack of its process (py-spy dump), or else the end of its log"
-
-
-def _general_step(f: Finding) -> str | None:
-    """What to do next where no process stands out."""
-    if f.hang_type in ("collective_mismatch", "skipped_or_extra_call", "p2p_mismatch"):
-        return f"nccluprobe explain RUN {f.id} shows the calls rank by rank"
-    if f.hang_type in ("collective_all_ranks_stuck", "comm_init_stuck"):
-        return "look at the GPUs and the network of these ranks (dmesg for Xid, NIC counters)"
-    if f.hang_type in ("cross_comm_order_inversion", "p2p_order_inversion"):
-        return (
-            f"make these calls in one order on all ranks; nccluprobe explain RUN {f.id} shows them"
-        )
-    if f.hang_type == "comm_init_missing_enter":
-        return "see that a process with each missing rank runs, and which unique id it got"
-    if f.hang_type == "waiting_for_unobserved":
-        return "trace the nodes of the other ranks too"
-    if f.role == "root_cause":
-        return f"nccluprobe explain RUN {f.id} shows the calls rank by rank"
-    return None
 
 
 def wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
@@ -291,19 +212,37 @@ def _job(ranked: list[Finding], paint: _Paint) -> list[str]:
     """Findings of one job, consequences folded under their cause."""
     out: list[str] = []
     folded = [f for f in ranked if f.role == "downstream" and f.state == "open"]
-    shown = [f for f in ranked if f not in folded]
+    # Of these it is not known; they are shown under the cause that is.
+    causes = {f.id for f in ranked if f.role == "root_cause" and f.state == "open"}
+    perhaps = [
+        f
+        for f in ranked
+        if f.role == "unknown" and f.state == "open" and f.details.get("perhaps_of") in causes
+    ]
+    shown = [f for f in ranked if f not in folded and f not in perhaps]
     for f in shown:
         out += _one(f, paint)
         mine = [c for c in folded if _cause_of(c, folded) == f.id]
-        if mine:
-            out.append(f"  {len(mine)} consequence{'s' if len(mine) > 1 else ''}:")
-            out += [_wrap(sentence(c), "      ", "    . ") for c in mine[:_FOLD]]
-            if len(mine) > _FOLD:
-                out.append(f"    . and {len(mine) - _FOLD} more (see findings.jsonl)")
+        out += _folded(mine, f"consequence{'s' * (len(mine) > 1)}")
+        may_be = [c for c in perhaps if c.details["perhaps_of"] == f.id]
+        out += _folded(
+            may_be, f"that may be {'consequences' if len(may_be) > 1 else 'a consequence'}"
+        )
         out.append("")
     ids = {f.id for f in shown}
     others = [c for c in folded if _cause_of(c, folded) not in ids]
     return out + [_wrap(sentence(c), "    ", "  . ") for c in others]
+
+
+def _folded(some: list[Finding], what: str) -> list[str]:
+    """Findings of which the cause above is the reason, or may be."""
+    if not some:
+        return []
+    out = [f"  {len(some)} {what}:"]
+    out += [_wrap(sentence(c), "      ", "    . ") for c in some[:_FOLD]]
+    if len(some) > _FOLD:
+        out.append(f"    . and {len(some) - _FOLD} more (see findings.jsonl)")
+    return out
 
 
 def _cause_of(f: Finding, folded: list[Finding]) -> str | None:
@@ -330,7 +269,7 @@ def _one(f: Finding, paint: _Paint) -> list[str]:
     code = "31;1" if f.severity == "error" and f.state == "open" else "33"
     out = [paint(code, f"{head}  {f.hang_type}  [{f.id}]"), _wrap(sentence(f), "  ")]
     out += [_wrap(line, "    ", "  - ") for line in _details(f)]
-    if f.state == "open" and (step := _next_step(f)):
+    if f.state == "open" and (step := next_step(f)):
         out.append(_wrap(f"next: {step}", "    ", "  - "))
     return out
 

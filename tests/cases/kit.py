@@ -141,6 +141,8 @@ class Verdict:
     also: tuple[dict[str, Any], ...] = ()
     #: Parts of the whole report.
     report: tuple[str, ...] = ()
+    #: What the report must not say.
+    without: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
 

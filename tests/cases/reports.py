@@ -155,6 +155,10 @@ def wrong_size_that_does_not_hang() -> Job:
     hang_type=("collective_mismatch",),
     blamed=(11,),
     words=("ank 11", "1025", "262144"),
+    report=(
+        f"call site: rank 11 from {'b2' * 8}",
+        f"call site: ranks 0-10,12-15 from {'a1' * 8}",
+    ),
     options=FAST,
 )
 def one_small_all_reduce_among_many() -> Job:
@@ -249,8 +253,7 @@ def slow_checkpoint() -> Job:
         "comm_ended_under_waiters",
     ),
     blamed=(0,),
-    severity="any",
-    words=("ank 0",),
+    words=("ank 0", "ranks 1-3 waited, and have given up"),
     options=FAST,
 )
 def checkpoint_past_the_timeout() -> Job:

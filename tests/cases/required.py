@@ -271,7 +271,9 @@ def root_reconnects_alone() -> Job:
 
 
 @case(
-    "All three abort and make the new communicator together: a client that reconnects.",
+    "All three abort and make the new communicator together: a client that reconnects. Nobody "
+    "waits on the old one any more.",
+    without=("not there",),
     options=FAST,
 )
 def all_reconnect() -> Job:

@@ -167,9 +167,12 @@ def test_traces_are_valid_and_small(name: str) -> None:
 
 BY_COMMAND = [
     "alive_and_never_enters",
+    "all_reconnect",
     "blind_in_a_cuda_graph",
     "broadcast_of_another_size",
+    "checkpoint_past_the_timeout",
     "counts_apart_inside_a_cuda_graph",
+    "one_small_all_reduce_among_many",
 ]
 
 
@@ -190,6 +193,7 @@ def test_by_the_command(name: str, tmp_path: Path, cli: Cli) -> None:
     assert done.returncode == (10 if expected["hang_type"] else 0), done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert all(word in text for word in (*expected["words"], *expected["report"])), done.stdout
+    assert not any(word in text for word in expected["without"]), done.stdout
     (written,) = run.rglob("findings.jsonl")
     lines = written.read_bytes().splitlines()
     assert blamed([orjson.loads(line) for line in lines]) == set(expected["blamed"])

@@ -90,7 +90,7 @@ def test_explain_takes_what_analyze_took(tmp_path: Path) -> None:
     job.write(tmp_path)
     told = " ".join(analyze(tmp_path)[1].split())
     assert "rank 5 of the job (rank 0 of the communicator, pid 1005 on node0) did not enter" in told
-    assert "its rank 1 waits in it" in told
+    assert "rank 4 of the job waits in it" in told
     code, text = command("explain", tmp_path, "f", "--run-id", "run")
     assert code == ExitCode.OK
     assert "rank 5 of the job (rank 0 of the communicator): pid 1005" in text

@@ -85,6 +85,7 @@ _DETAILS_OF = (
     ("most", "signature", "the call with its arguments"),
     ("most", "comm_name, instance", "name of the communicator; which of several with one hash"),
     ("most", "first_entered_unix_ns", "since when"),
+    ("some", "perhaps_of", "id of the cause of which it may be a consequence; role unknown"),
     ("some", "note, explanation", "what weakens the verdict; what may lie behind it"),
     ("an absence", "queued_behind", "later calls on the communicator that somebody entered"),
     ("an absence", "not_observed_comm_ranks", "of those behind, the ones nobody watches"),
@@ -301,6 +302,8 @@ def page() -> str:
         "the communicator,\nwhile others wait. A disagreement is written at once as a provisional "
         f"notice and decided after the next\n{o.decide_calls} calls or "
         f"{o.decide_after // SECOND} s.",
+        "A delay is a notice, and an error where all that waited had aborted the communicator or "
+        "crashed before\nthe late rank came.",
         "While a rank is in a phase that it has declared, neither it nor who waits for it gives a "
         "finding, up to the\nphase's limit: [heartbeat.md](heartbeat.md).",
         *_RULES,

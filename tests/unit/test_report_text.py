@@ -1,0 +1,171 @@
+"""The text report: who leads, by which number, why it is not sure, what to look at next."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases.test_cases import NAMES, analyze, expected_of
+from support.analysis import cover, steps
+from support.tracegen import Job
+from typer.testing import CliRunner
+
+from nccluprobe.cli.main import build
+from nccluprobe.match.finding import Finding
+from nccluprobe.report.grounds import grounds
+from nccluprobe.report.next_step import next_step
+from nccluprobe.report.ranks import in_job, short
+from nccluprobe.report.text import Summary, report, single
+
+_DATA = Path(__file__).parents[3] / "shared" / "data" / "fr_nvrx"
+
+
+def made(kind: str = "collective_missing_enter", **more: Any) -> Finding:
+    """A finding on rank 1 of a communicator, which is rank 9 of the job."""
+    details: dict[str, Any] = {
+        "api": "ncclAllReduce",
+        "entered_comm_ranks": [0, 2],
+        "missing_comm_ranks": [1],
+        "missing_rank_status": [
+            {"comm_rank": 1, "global_rank": 9, "reason": "rank_alive_but_not_entered"}
+        ],
+        "reason": "rank_alive_but_not_entered",
+        "confidence": "observed",
+        "waited_s": 180.0,
+        **more.pop("details", {}),
+    }
+    values: dict[str, Any] = {
+        "role": "root_cause",
+        "named": [{"host": "", "pid": 0, "rank": 9}],
+        "job_ranks": {0: 8, 1: 9, 2: 10},
+        **more,
+    }
+    key = values.pop("key", (kind, 1))
+    return Finding(key, kind, "run", "aa", 7, 1, details, "error", **values)
+
+
+def flat(f: Finding) -> str:
+    return " ".join(single(f).split())
+
+
+def test_all_ranks_are_those_of_the_job() -> None:
+    text = flat(made())
+    assert "Rank 9 of the job (rank 1 of the communicator) did not enter" in text
+    assert ": ranks 8,10 of the job wait in it for 3.0 min." in text
+    assert "- rank 9 of the job: it has not come to this call" in text
+
+
+def test_whose_number_it_is() -> None:
+    assert short({"comm_rank": 1, "global_rank": 9}) == "rank 9 of the job"
+    assert short({"comm_rank": 1, "global_rank": 1}) == "rank 1"
+    assert short({"comm_rank": 1, "global_rank": None}) == "rank 1 of the communicator"
+    assert in_job(made(), [0, 2]) == "ranks 8,10 of the job"
+    assert in_job(made(job_ranks={}), [0, 2]) == "ranks 0,2"
+
+
+def test_where_only_ranks_are_known_the_report_says_what_to_look_at() -> None:
+    assert "next: look at the stack of the process of rank 9 of the job (on its node: py-spy" in (
+        flat(made())
+    )
+    gpu = made("collective_missing_exit", details={"reason": "not_complete_here"})
+    assert "look at the GPU of rank 9 of the job" in str(next_step(gpu))
+    other = made("collective_mismatch", details={"reason": "arguments_differ"})
+    assert "compare the code path of rank 9 of the job" in str(next_step(other))
+    assert f"explain RUN {other.id}" in str(next_step(other))
+
+
+def test_both_call_sites_are_shown() -> None:
+    calls = [
+        {"signature": "a", "comm_ranks": [0, 2], "sites": ["a1"]},
+        {"signature": "b", "comm_ranks": [1], "sites": ["b2"]},
+    ]
+    text = flat(made("collective_mismatch", details={"calls": calls}))
+    assert "- call site: rank 9 of the job from b2 - call site: ranks 8,10 of the job from a1" in (
+        text
+    )
+    sites = [{"site": "a1", "comm_ranks": [0, 2]}, {"site": None, "comm_ranks": [1]}]
+    text = flat(made(details={"sites": sites}))
+    assert "- call site: rank 9 of the job from one that is not known" in text
+    assert "call site" not in flat(made())
+
+
+def test_what_may_be_a_consequence_is_under_the_cause() -> None:
+    cause = made()
+    other = made(
+        "collective_all_ranks_stuck",
+        role="unknown",
+        named=[],
+        details={"perhaps_of": cause.id, "summary": "All are inside."},
+    )
+    text = report([other, cause], Summary())
+    assert "  1 that may be a consequence:\n    . All are inside.\n" in text
+    assert "FINDING" not in text
+    alone = report([other], Summary())
+    assert alone.startswith("FINDING")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if expected_of(n)["hang_type"]])
+def test_what_is_not_seen_directly_says_why(name: str) -> None:
+    for f in analyze(name):
+        sure = re.search(r"how sure: (.*?)(?=; severity)", flat(f))
+        assert sure is not None
+        if f.details["confidence"] == "inferred":
+            assert re.match(r"inferred: \w+ ", sure[1]), sure[1]
+        elif f.details["confidence"] == "reduced":
+            assert re.match(r"with reduced confidence(: \w+ | \(.+\))", sure[1]), sure[1]
+
+
+def test_reduced_confidence_says_why() -> None:
+    lost = {"confidence": "reduced", "trace_event_loss_possible": True}
+    assert grounds(made(details=lost)) == "events were lost that may matter"
+    no_dump = {"confidence": "reduced", "reason": "rank_left_no_dump"}
+    assert grounds(made(details=no_dump)) == "where it was, no dump tells"
+    assert grounds(made(details={"confidence": "reduced"}, coverage={"lost_events": 3})) is None
+    assert "(3 events lost)" in flat(
+        made(details={"confidence": "reduced"}, coverage={"lost_events": 3})
+    )
+    assert grounds(made(details={"confidence": "reduced"})) is not None
+    assert grounds(made()) is None
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    words = [*map(str, arguments)]
+    done = CliRunner().invoke(build(words), words)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.skipif(not _DATA.exists(), reason="the published incidents are not here")
+@pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_1st"])
+def test_published_incidents_lead_with_the_culprits(incident: str, tmp_path: Path) -> None:
+    truth = re.findall(
+        r"^Rank (\d+),", (_DATA / incident / "fault_injection.log").read_text(), re.MULTILINE
+    )
+    _, text = command("analyze", _DATA / incident, "--out", tmp_path)
+    causes = re.findall(r"CAUSE  \w+  \[f\w+\]\n  Rank (\d+) of the job", text)
+    assert sorted(causes, key=int) == sorted(truth, key=int)
+    assert text.count("  - next: look at the ") == len(causes)
+    assert "FINDING" not in text
+    assert not re.search(r"^  - rank \d+: ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("last", ["lives", "ends"])
+def test_who_comes_when_all_others_have_given_up_is_an_error(tmp_path: Path, last: str) -> None:
+    """Also when its own process has ended since: nothing has gone on."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 20)
+    steps(comms[:2], 1, start=t)
+    for c in comms[:2]:
+        c.proc.comm_end(c, t + 100, "abort")
+    steps(comms[2:], 1, start=t + 120)
+    cover(job.procs, t + 125)
+    for p in job.procs if last == "ends" else job.procs[:2]:
+        p.end(t + 126, "signaled", signal=6)
+    job.write(tmp_path)
+    code, text = command("analyze", tmp_path)
+    assert code == 10, text
+    assert "CAUSE  delayed_collective_enter" in text
+    assert "ranks 0-1 waited, and have given up." in " ".join(text.split())
