@@ -75,7 +75,7 @@ def test_what_others_have_completed_stays_complete() -> None:
 def test_a_rank_of_a_dump_has_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     out = " ".join(analyze(stalled().write(tmp_path / "dumps"))[1].split())
-    assert "next: look at rank 2 of the job: the stack of its process" in out
+    assert "next: look at the stack of the process of rank 2 of the job" in out
     assert "the first is #1" in out
 
 
