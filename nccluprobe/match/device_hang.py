@@ -149,6 +149,7 @@ def _judge(
     alone = any(ends[who][0].process.inside_now() for who in idle)
     # Of two that nobody explains the one by the other, one fault explains both.
     apart = len({f.culprits for f in causes}) > 1 and not blamed & waiting
+    apart = apart and all(_may_be_held(ends[who]) for who in blamed if who in ends)
     if not (held or apart or (idle and (blamed or alone or len(idle) > 1))):
         return None
     everyone = set(signs.idle) | held
@@ -165,6 +166,16 @@ def _judge(
     for g in plain:
         g.role, g.downstream_of = "downstream", f.id
     return f
+
+
+def _may_be_held(mine: list[Endpoint]) -> bool:
+    """Whether a process was watched, and is not seen to have nothing open on its device.
+
+    Of dumps two ranks may well be stuck at once, and what has left none shows no call at all.
+    """
+    coverage = mine[0].process.coverage
+    watched = coverage is not None and coverage.alive is not None
+    return watched and not _all_complete(mine)
 
 
 def _is_away(p: Process, e: Endpoint) -> bool:
