@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nccluprobe.match.process import Process
     from nccluprobe.match.waits import Wait
 
+_WAITS = "rank_waiting_elsewhere"
 #: Ways to end a communicator that belong to an orderly end.
 _ORDERLY = frozenset({"destroy", "finalize"})
 
@@ -152,8 +153,10 @@ def _is_extra(w: Wait, f: Finding, waits: list[Wait]) -> bool:
         for x in (*other.absent, *other.held)
     ):
         return False
+    # Several do not all end too early; where events were lost, what the others wait in is not seen.
+    several = len(ended) > 1 and len(seen_in(w)) == 1
     return all(
-        _orderly(e) or (left_at(e) is None and reasons.get(e.comm_rank) == "rank_waiting_elsewhere")
+        _orderly(e) or (left_at(e) is None and (several or reasons.get(e.comm_rank) == _WAITS))
         for e in lacking
     )
 

@@ -22,6 +22,10 @@ from nccluprobe.match.options import SECOND
 _GUESSES = frozenset(
     {"wrong_peer", "wrong_communicator", "partner_gone_past", "call_skipped", "call_extra"}
 )
+#: Reasons with which a rank may wait for its device, or for room in its queue.
+_NOT_SHOWN = frozenset(
+    {"rank_alive_but_not_entered", "rank_inside_other_call", "call_not_returned"}
+)
 
 
 def _is_guess(f: Finding) -> bool:
@@ -37,7 +41,7 @@ def _sure(f: Finding) -> set[Hashable]:
     sure: set[int] = set()
     unsure: set[int] = set()  # two hosts, or two containers, may have one pid
     for status in f.details.get("missing_rank_status") or ():
-        alive = status["reason"] in ("rank_alive_but_not_entered", "rank_inside_other_call")
+        alive = status["reason"] in _NOT_SHOWN
         main, syscall = status.get("main_thread"), status.get("syscall")
         if status.get("pid"):
             shown = not alive or not may_wait(main, syscall)
@@ -74,8 +78,9 @@ def _is_plain(f: Finding) -> bool:
 
 
 def _is_held(f: Finding) -> bool:
-    """Whether it says only that a call does not return, as any does on a full stream."""
-    return f.hang_type == "collective_missing_exit" and f.details["reason"] == "call_not_returned"
+    """Whether it says only that a collective does not return, as any does on a full stream."""
+    collective = f.hang_type == "collective_missing_exit" or f.comm_seq is not None
+    return collective and f.details.get("reason") == "call_not_returned"
 
 
 def _does_not_return(f: Finding) -> bool:
@@ -164,7 +169,8 @@ def _guesses(causes: list[Finding]) -> None:
 
 def _is_left_out(f: Finding) -> bool:
     """Whether one is seen to have left out a send or receive, and nothing was lost."""
-    return f.details.get("reason") == "call_skipped" and f.details.get("confidence") == "inferred"
+    sure = f.details.get("confidence") in ("inferred", "observed")
+    return f.hang_type == "p2p_unmatched" and f.details.get("reason") == "call_skipped" and sure
 
 
 def _may_wait(f: Finding) -> bool:

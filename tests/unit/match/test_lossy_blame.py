@@ -1,0 +1,81 @@
+"""Nobody is blamed whom another reading of what was lost would clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import analyze_job, blamed, cover, steps
+from support.messages import RECV, SEND, post
+from support.tracegen import Comm, Job
+
+from nccluprobe.match.finding import Finding
+from nccluprobe.match.model import ProcessKey
+from nccluprobe.match.temper import temper
+
+SLEEPS: dict[str, Any] = {"main": "syscall", "syscall": "poll"}
+
+
+def roots(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(f.hang_type, f.details["reason"]) for f in found if f.role == "root_cause"]
+
+
+def lose(comms: list[Comm], who: int, lost: int, t: float, **state: Any) -> None:
+    """All are watched; one loses some events after ``t`` that have no place."""
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, t, **state)
+        c.proc.cover(t + 1.5, 400, **state, lost_kernel=lost if r == who else 0)
+
+
+@pytest.mark.parametrize(("lost", "named"), [(0, {0}), (1, set())])
+def test_a_call_left_out_looks_like_another_order_where_the_last_one_may_be_lost(
+    lost: int, named: set[int]
+) -> None:
+    job = Job()
+    comms = job.world(4)
+    for c, sizes in ((0, (60, 50)), (2, (50, 60))):
+        for i, count in enumerate(sizes):
+            post(comms[c], SEND, c + 1, 1 + i, count)
+        for i, count in enumerate((50, 60)):
+            post(comms[c + 1], RECV, c, 1 + i, count)
+    lose(comms, 0, lost, 3)
+    found = analyze_job(job)
+    assert {f.details["reason"] for f in found} == {"calls_swapped"}
+    assert blamed(found) == named
+
+
+@pytest.mark.parametrize(("ended", "named"), [(2, {4}), (1, {0})])
+def test_several_that_end_in_order_have_not_all_ended_too_early(
+    ended: int, named: set[int]
+) -> None:
+    """Rank 4 makes one call more; who is not there is not seen to wait for anything."""
+    job = Job()
+    comms = job.world(5)
+    t = steps(comms, 5)
+    steps(comms[4:], 1, start=t)
+    for c in comms[:ended]:
+        c.proc.comm_end(c, t + 1)
+        c.proc.cover(0.5, t + 2)
+        c.proc.end(t + 2.5, code=0)
+    cover([c.proc for c in comms[ended:]], t + 400)
+    assert blamed(analyze_job(job)) == named
+
+
+def test_a_call_that_does_not_return_is_no_cause_beside_a_receive_left_out() -> None:
+    """It stands in a queue that what was left out has filled."""
+
+    def finding(hang_type: str, reason: str, pid: int, **more: Any) -> Finding:
+        who = ProcessKey("node0", pid, pid)
+        status = [{"reason": reason, "host": "a", "pid": pid, "main": "nccl"}]
+        details = {"reason": reason, "missing_rank_status": status, **more}
+        key = (hang_type, pid)
+        return Finding(
+            key, hang_type, "run", str(pid), 5, 1, details, "error", "root_cause", job="a",
+            culprits=(who,),
+        )  # fmt: skip
+
+    left = finding("p2p_unmatched", "call_skipped", 1, confidence="observed")
+    left.comm_seq = None
+    held = finding("nccl_missing_exit", "call_not_returned", 4, confidence="inferred")
+    temper([left, held])
+    assert (left.role, held.role, held.culprits) == ("root_cause", "unknown", ())
