@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nccluprobe.match import model as m
 from nccluprobe.match.callrows import DATA, ENDS, IS_P2P, IS_SEND, OPENS, SIMULATES, Calls
 from nccluprobe.match.lines import SourceState
-from nccluprobe.nccl.enums import IN_PROGRESS
+from nccluprobe.nccl.enums import IN_PROGRESS, SUCCESS
 from nccluprobe.trace import scanner as c
 
 _SIMULATED = 5  # return code given to the calls of a simulated group: they never run
@@ -57,6 +57,18 @@ def columns_of(table: m.Int64, offset: int) -> Columns:
         whole = 0 not in started and started == set(group[ends].tolist()) - {0}
         whole = whole and started == set(group.tolist()) - {0}
     return Columns(codes, t, t_exit, rc, group, table[c.THREAD], ends, grouped, whole)
+
+
+def count_aborted(x: Columns, aborts: Iterable[int]) -> None:
+    """Calls that failed as the process aborted what they waited in were made, as others were.
+
+    ``aborts``: when it began to, unix ns.
+    """
+    if not x.rc.any():
+        return
+    failed = (x.rc != SUCCESS) & (x.rc != IN_PROGRESS) & (x.t_exit - x.t >= m.WAITED)
+    for t in aborts:
+        x.rc[failed & (x.t < t) & (t <= x.t_exit)] = m.RC_NONE
 
 
 def items_of(source: int, calls: Calls, x: Columns) -> list[m.Item]:

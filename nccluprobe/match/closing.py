@@ -73,6 +73,8 @@ class Closing:
     """What is set aside while a scan judges."""
 
     jobs: set[Hashable] = field(default_factory=set)
+    #: Of these, the jobs whose ranks gave up waiting by themselves.
+    given_up: set[Hashable] = field(default_factory=set)
     _processes: list[Process] = field(default_factory=list)
     _ends: list[tuple[Endpoint, m.CommEnd]] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ class Closing:
         for e, end in self._ends:
             e.end = end
         self.jobs.clear()
+        self.given_up.clear()
         self._processes.clear()
         self._ends.clear()
 
@@ -106,13 +109,39 @@ def closing(state: State, nows: dict[Hashable, int]) -> Closing:
         jobs.setdefault(state.jobs.same(source), []).append(p)
     found = Closing()
     for job, members in jobs.items():
-        ends = _wave(members, state)
-        for e in ends:
-            found.set_aside(ends[0].t, e.process, state.of_source.get(e.process.source, ()))
-        if ends:
-            nows[job] = ends[0].t
+        t, those = _given_up(members, state, nows.get(job, 0))
+        if those:
+            found.given_up.add(job)
+        else:
+            ends = _wave(members, state)
+            t, those = ends[0].t if ends else 0, [e.process for e in ends]
+        for p in those:
+            found.set_aside(t, p, state.of_source.get(p.source, ()))
+        if those:
+            nows[job] = t
             found.jobs.add(job)
     return found
+
+
+def _given_up(members: list[Process], state: State, now: int) -> tuple[int, list[Process]]:
+    """When members of a job that stood began to abort, and whom to judge as of then.
+
+    Whose watchdog aborts, or ends it, had waited; those that are missed are judged as of then,
+    too.  None are, when anything was called since, or when as many go on waiting as gave up.
+    """
+    aborts = [p.gave_up for p in members if p.gave_up]
+    if not aborts:
+        return 0, []
+    moved = max(map(_last_call, members))
+    t = min((a for a in aborts if a > moved), default=0)
+    if not t or t - moved < state.options.missing_after:
+        return 0, []
+    those = [p for p in members if not p.ended or p.end is None or p.end.t >= t]
+    gave_up = sum(p.gave_up >= t for p in those)
+    waiting = sum(_waits(p, state) for p in those if not p.ended and p.gave_up < t)
+    if now - t > TOGETHER and waiting >= gave_up:
+        return 0, []
+    return t, those
 
 
 def _wave(members: list[Process], state: State) -> list[_End]:
@@ -163,10 +192,20 @@ def _begins(ends: list[_End], moved: int, state: State) -> bool:
     return first.t - moved >= _STOOD and not all(_is_away(e.process, state) for e in alike)
 
 
+def _waits(p: Process, state: State) -> bool:
+    """Whether a process waits for others, as far as its calls tell."""
+    return _standing(p, state)[0]
+
+
 def _is_away(p: Process, state: State) -> bool:
     """Whether others wait for a process, and it for nobody, as far as its calls tell."""
+    return _standing(p, state) == (False, True)
+
+
+def _standing(p: Process, state: State) -> tuple[bool, bool]:
+    """Whether a process waits for others, and, if it does not, whether others wait for it."""
     if any(c.api in BLOCKING for c in (*p.inside.values(), *p.cut.values())):
-        return False
+        return True, False
     missed = False
     for e in state.of_source.get(p.source, ()):
         at = (e.info.source, e.info.id)
@@ -174,9 +213,9 @@ def _is_away(p: Process, state: State) -> bool:
         if comm is None or comm.ambiguous:
             continue
         if side is not None and any(q.n for q in side.queues.values()):
-            return False
+            return True, False
         others = [x.entered for x in comm.members() if x is not e]
         if any(n < e.entered for n in others):
-            return False
+            return True, False
         missed |= any(n > e.entered for n in others) or bool(state.p2p.awaited(comm, e))
-    return missed
+    return False, missed

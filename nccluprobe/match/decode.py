@@ -21,7 +21,13 @@ from nccluprobe.match import lines as rare
 from nccluprobe.match import model as m
 from nccluprobe.match.accounts import Accounts
 from nccluprobe.match.callrows import COUNTED, CallCounts, Calls, RowReader, joined, merged
-from nccluprobe.match.calls import Columns, columns_of, groups_left_open, items_of
+from nccluprobe.match.calls import (
+    Columns,
+    columns_of,
+    count_aborted,
+    groups_left_open,
+    items_of,
+)
 from nccluprobe.match.fastcalls import FastCalls
 from nccluprobe.match.lines import BAD, BadLine, Boots, SourceState
 from nccluprobe.match.repeats import Repeats
@@ -247,6 +253,8 @@ class Decoder:
             if made is None:
                 continue
             (items if isinstance(made, rare.FIRST) else late).append(made)
+            if isinstance(made, m.CommEnd) and made.how == "abort":
+                state.aborts.append(made.t)
             if isinstance(made, m.Coverage):
                 state.through = max(state.through, made.through)
 
@@ -290,6 +298,7 @@ class Decoder:
 
     def _calls(self, state: SourceState, calls: Calls, out: list[m.Item]) -> None:
         c = columns_of(calls.table, state.offset)
+        count_aborted(c, state.aborts)
         self.counts.calls += len(calls)
         ordered = bool((c.t[1:] >= c.t[:-1]).all())
         order = slice(None) if ordered else np.argsort(c.t, kind="stable")
@@ -308,6 +317,8 @@ class Decoder:
         state.through = max(state.through, int(c.t.max()))
         # Those that never returned count as entered, as what is inside does.
         calls, left = (calls, c) if not cut else _without(calls, c, cut, state.offset)
+        if cut:
+            count_aborted(left, state.aborts)
         out += items_of(state.source, calls, left)
         out += [e for e in cut if e.api in COUNTED and (e.thread, e.t) not in told]
 

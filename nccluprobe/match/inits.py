@@ -65,12 +65,16 @@ class Claim:
     def inside(self) -> bool:
         """Whether it still waits for the others, as far as the trace tells."""
         if self.failed:
-            return False
+            return self.broken_off()
         if self.t_exit is None:
             at = (self.thread, self.t)
             return at in self.process.inside or (self.process.ended and at in self.process.cut)
         end = self.process.groups.get(self.group) if self.group else None
         return end is not None and end.open
+
+    def broken_off(self) -> bool:
+        """Whether it failed when a job gave up, and is judged as of the moment before."""
+        return self.failed and self.t < self.process.as_of <= (self.t_exit or 0)
 
     def returned(self) -> bool:
         """Whether the communicator was made: a blocking init returns when all have come."""
@@ -120,7 +124,7 @@ class Init:
 
     def live(self) -> list[Claim]:
         """Claims that did not fail."""
-        return [c for c in self.claims if not c.failed]
+        return [c for c in self.claims if not c.failed or c.broken_off()]
 
 
 @dataclass

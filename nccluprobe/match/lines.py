@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,8 @@ class SourceState:
     returned: set[tuple[int, int]] = field(default_factory=set)
     #: group -> (thread, newest entry) of groups whose end is not seen yet
     open_groups: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: When it began to abort communicators last, unix ns.
+    aborts: deque[int] = field(default_factory=lambda: deque(maxlen=64))
 
 
 @dataclass

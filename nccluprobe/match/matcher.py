@@ -7,7 +7,7 @@ reads a file, a process or a clock.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nccluprobe.match import (
     absence,
@@ -90,6 +90,7 @@ class Matcher(State):
         self.change_speakers()
         self._press()
         self.settle()
+        self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         self._closing = closing(self, self._nows)
         current = self._disagreements(final=now is None)
         contexts: dict[CommKey, Context] = {}
@@ -101,7 +102,6 @@ class Matcher(State):
                 self.p2p.settle(self.comms, self._home.get, self.safe_time())
         supposed.beside(self.comms, contexts, self.p2p)
         current += self._delays(contexts)
-        self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         current += self.errors.findings(self._context_of, self.comm_of)
         current += self.inits.findings(self._context_of, self.processes.values())
         current += self.mismatches.findings()
@@ -373,9 +373,15 @@ class Matcher(State):
     def _make_context(self, member: int | str, run_id: str) -> Context:
         job = self.jobs.same(member)
         return Context(
-            options=self.options,
+            options=self._limits(job),
             table=self.table,
             now=self._nows.get(job, 0),
             run_id=run_id,
             job=self._labels.get(job),
         )
+
+    def _limits(self, job: Hashable) -> Options:
+        """Who has waited long enough to be noticed, and then given up, is in no doubt."""
+        if job not in self._closing.given_up:
+            return self.options
+        return replace(self.options, error_after=self.options.missing_after)

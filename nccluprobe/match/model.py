@@ -27,6 +27,8 @@ Int32 = NDArray[np.int32]
 
 #: ``rc`` column: never returned, or the exit was not probed.
 RC_NONE = -1
+#: Who is inside for so long waits for others, ns.
+WAITED = 1_000_000_000
 #: ``t_exit`` column: still inside, or not known.
 NO_TIME = -1
 #: ``seq`` column: the library's counter was not read, or cannot be relied on.
@@ -42,6 +44,11 @@ MAX_NRANKS = 1 << 20
 def not_run(rc: int) -> bool:
     """Whether NCCL did not run a call because of its return code."""
     return rc not in (SUCCESS, IN_PROGRESS, RC_NONE)
+
+
+def had_waited(t: int, t_exit: int) -> bool:
+    """Whether a call that failed had been taken: what NCCL refuses, it refuses at once."""
+    return t_exit - t >= WAITED
 
 
 @dataclass(frozen=True)

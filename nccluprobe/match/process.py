@@ -77,8 +77,6 @@ class Process:
     alive_until: int = 0
     #: When it was found gone, where nobody saw it end; 0: its end is known.
     found_gone: int = 0
-    #: The last coverage line that tells of it alive.
-    alive: m.Coverage | None = None
     #: Its end while a scan judges it as of a moment before that.
     set_aside: m.ProcessEnd | None = None
     #: Newest time in the trace, whatever the line.
@@ -111,8 +109,16 @@ class Process:
     #: Long waits that it took part in: its own entry, and that of the last one.  Those that
     #: are alike, as when hosts had run ahead, are one.
     waits: OrderedDict[tuple[int, int], tuple[int | None, int]] = field(default_factory=OrderedDict)
+    #: When it began to abort what it had called last, unix ns; 0: it did not.
+    gave_up: int = 0
+    #: What its main thread did, while alive: since when, the state, the system call.
+    _mains: deque[tuple[int, str, str | None]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_LOSSES)
+    )
+    #: Calls that failed after they had waited, and when.
+    _broken_off: deque[tuple[Inside, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
     _as_of: int = 0
-    _later: tuple[m.Coverage | None, dict[tuple[int, int], Inside], int] | None = None
+    _later: tuple[m.Coverage | None, int, int, dict[tuple[int, int], Inside], int] | None = None
     _loss_t: list[int] = field(default_factory=list)
     _loss_n: list[int] = field(default_factory=list)
 
@@ -127,10 +133,10 @@ class Process:
     @property
     def through(self) -> int:
         """Every call that entered before this is known, or counted as lost."""
-        if self._as_of:
-            return self._as_of
         seen = self.coverage.through if self.coverage else 0
-        return max(seen, self.end.t) if self.end else seen
+        if (end := self.end or self.set_aside) is not None:
+            seen = max(seen, end.t)
+        return min(seen, self._as_of) if self._as_of else seen
 
     @property
     def rank(self) -> int | None:
@@ -196,7 +202,8 @@ class Process:
         if self.coverage is None or self.coverage.main != c.main:
             self.main_since = c.t
         self.coverage = c
-        self.alive = self.alive if c.alive is False else c
+        if c.alive is not False and (not self._mains or self._mains[-1][1:] != (c.main, c.syscall)):
+            self._mains.append((c.t, c.main, c.syscall))
         self.first_coverage = self.first_coverage or c.t
         if c.alive is not False:
             self.alive_until = max(self.alive_until, c.t)
@@ -319,23 +326,43 @@ class Process:
         if e.api == "ncclGroupEnd" and e.group:
             self.groups.setdefault(e.group, GroupEnd(e.t, m.RC_NONE, open=True))
 
+    @property
+    def as_of(self) -> int:
+        """The moment that it is judged as of, unix ns; 0: by all that is known."""
+        return self._as_of
+
+    def note_broken_off(self, c: m.Call) -> None:
+        """A call failed after it had waited."""
+        self._broken_off.append((Inside(c.api, c.t, c.thread, c.comm, c.group, c.ord), c.t_exit))
+
+    def note_abort(self, t: int) -> None:
+        """It begins to abort a communicator; the first time since its last call counts."""
+        if not self.last_call < self.gave_up <= t:
+            self.gave_up = t
+
     def judge_as_of(self, t: int) -> None:
-        """Until ``restore`` it is as it was at ``t``, unix ns, before its end."""
-        if self.end is None or self.set_aside is not None:
+        """Until ``restore`` it is as it was at ``t``, unix ns, before it gave up or ended."""
+        if self._as_of:
             return
+        self._later = (self.coverage, self.main_since, self.last_activity, self.inside, self.newest)
         self._as_of, self.set_aside, self.end = t, self.end, None
-        self._later = (self.coverage, self.inside, self.newest)
-        if self.coverage is not None and self.alive is not None:
-            seen = self.alive
-            self.coverage = replace(self.coverage, alive=True, main=seen.main, syscall=seen.syscall)
+        seen = next((x for x in reversed(self._mains) if x[0] < t), None)
+        if self.coverage is not None and seen is not None:
+            self.main_since = seen[0]
+            self.coverage = replace(self.coverage, alive=True, main=seen[1], syscall=seen[2])
         both = {**self.inside, **self.cut}
+        both |= {(c.thread, c.t): c for c, t_exit in self._broken_off if t_exit >= t}
         self.inside = {at: call for at, call in both.items() if call.t < t}
         self.newest = min(self.newest, t)
+        returns = (x for _, x in self.waits.values() if x < t)
+        entries = (c.t for c in self.inside.values())
+        self.last_activity = min(self.last_activity, max((self.last_call, *returns, *entries)))
 
     def restore(self) -> None:
         """It is as it is again."""
         if self._later is not None:
-            self.coverage, self.inside, self.newest = self._later
+            self.coverage, self.main_since, self.last_activity = self._later[:3]
+            self.inside, self.newest = self._later[3:]
             self._as_of, self.end, self.set_aside, self._later = 0, self.set_aside, None, None
 
     def note_cut(self, e: m.Enter) -> None:

@@ -216,6 +216,8 @@ class State:
         self._lifecycle(c, process)
         if m.not_run(c.rc):
             self.errors.note(c)
+            if m.had_waited(c.t, c.t_exit):
+                process.note_broken_off(c)
             if c.api == "ncclGroupEnd" and not c.group:
                 for e in self.of_source.get(c.source, ()):
                     e.unseen_group_failed(c.thread, c.t)
@@ -281,6 +283,8 @@ class State:
         if (e := self.endpoints.get((end.source, end.comm))) is not None and e.end is None:
             e.end = end
             self._touch(e)
+            if end.how == "abort":
+                e.process.note_abort(end.t)
 
     def _process_end(self, end: m.ProcessEnd) -> None:
         self._of(end.source).note_end(end)
