@@ -138,7 +138,7 @@ def _given_up(members: list[Process], state: State, now: int) -> tuple[int, list
         return 0, []
     those = [p for p in members if not p.ended or p.end is None or p.end.t >= t]
     gave_up = sum(p.gave_up >= t for p in those)
-    waiting = sum(_waits(p, state) for p in those if not p.ended and p.gave_up < t)
+    waiting = sum(_is_ahead(p, state) for p in those if not p.ended and p.gave_up < t)
     if now - t > TOGETHER and waiting >= gave_up:
         return 0, []
     return t, those
@@ -192,20 +192,20 @@ def _begins(ends: list[_End], moved: int, state: State) -> bool:
     return first.t - moved >= _STOOD and not all(_is_away(e.process, state) for e in alike)
 
 
-def _waits(p: Process, state: State) -> bool:
-    """Whether a process waits for others, as far as its calls tell."""
-    return _standing(p, state)[0]
-
-
 def _is_away(p: Process, state: State) -> bool:
     """Whether others wait for a process, and it for nobody, as far as its calls tell."""
+    if any(c.api in BLOCKING for c in (*p.inside.values(), *p.cut.values())):
+        return False
     return _standing(p, state) == (False, True)
 
 
+def _is_ahead(p: Process, state: State) -> bool:
+    """Whether a process has made calls that others lack."""
+    return _standing(p, state)[0]
+
+
 def _standing(p: Process, state: State) -> tuple[bool, bool]:
-    """Whether a process waits for others, and, if it does not, whether others wait for it."""
-    if any(c.api in BLOCKING for c in (*p.inside.values(), *p.cut.values())):
-        return True, False
+    """Whether others lack calls that a process made, and, if not, whether it lacks some."""
     missed = False
     for e in state.of_source.get(p.source, ()):
         at = (e.info.source, e.info.id)

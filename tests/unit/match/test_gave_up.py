@@ -1,0 +1,108 @@
+"""Ranks that waited and then aborted: judged as of the moment before the first of them did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.analysis import analyze_job, blamed
+from support.tracegen import Comm, Job
+
+AR, SEND, INIT, ABORT = "ncclAllReduce", "ncclSend", "ncclCommInitRankConfig", "ncclCommAbort"
+BIG = 1 << 24
+
+
+def cover(job: Job, end: float, **more: Any) -> None:
+    for p in job.procs:
+        p.cover(0.5, end, **more)
+
+
+def give_up(comms: list[Comm], t: float, ends: str = "") -> None:
+    """The ranks' watchdogs abort, half a second apart, and end their processes."""
+    for i, c in enumerate(comms):
+        at = t + 0.5 * i
+        c.proc.comm_end(c, at, "abort")
+        c.proc.call(c, ABORT, at, dur=0.01)
+        if ends == "abort":
+            c.proc.end(at + 0.1, "signaled", signal=6)
+        elif ends == "exit":
+            c.proc.end(at + 0.1, code=1)
+
+
+@pytest.mark.parametrize("ends", ["", "abort", "exit"])
+@pytest.mark.parametrize("who", [1, 4])
+def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(who: int, ends: str) -> None:
+    """All have entered; the first to give up left nobody."""
+    job = Job()
+    comms = job.world(4)
+    for i, c in enumerate(comms):
+        c.proc.call(c, AR, 1)
+        if i >= who:
+            c.proc.enter(c, AR, 2)
+    cover(job, 205, main="nccl", in_flight=1)
+    give_up(comms[:who], 205, ends)
+    for c in comms[:who]:
+        c.proc.call(c, AR, 2, dur=205, rc=3)
+    for c in comms[who:]:
+        c.proc.cover(208, 400, main="nccl", in_flight=1)
+    for c in comms[:who] if not ends else ():
+        c.proc.cover(208, 400)
+    found = analyze_job(job)
+    assert blamed(found) == set()
+    assert {f.hang_type for f in found} == {"collective_all_ranks_stuck"}
+
+
+@pytest.mark.parametrize("ends", ["", "abort"])
+@pytest.mark.parametrize(("stood", "severity"), [(90.0, "error"), (250.0, "error")])
+def test_who_was_missed_is_told_and_it_is_an_error_as_the_others_gave_up(
+    stood: float, severity: str, ends: str
+) -> None:
+    """An absence of this length is only a notice where nobody gives up."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    for c in comms[:3]:
+        c.proc.call(c, AR, 2)
+    cover(job, 2 + stood)
+    give_up(comms[:3], 2 + stood, ends)
+    for c in comms if not ends else comms[3:]:
+        c.proc.cover(4 + stood, 20 + stood)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity, f.role) == ("collective_missing_enter", severity, "root_cause")
+    assert blamed([f]) == {3}
+
+
+def test_a_call_that_the_abort_broke_off_had_been_made() -> None:
+    """Both send first; each is inside its send until it aborts."""
+    job = Job()
+    a, b = job.world(2)
+    for c in (a, b):
+        c.proc.call(c, AR, 1)
+    cover(job, 202, main="nccl", in_flight=1)
+    for c, peer in ((a, 1), (b, 0)):
+        c.proc.comm_end(c, 202, "abort")
+        c.proc.call(c, ABORT, 202, dur=0.01)
+        c.proc.call(c, SEND, 2, dur=200.02, rc=3, peer=peer, count=BIG)
+        c.proc.cover(203, 220)
+    assert {f.hang_type for f in analyze_job(job)} == {"p2p_order_inversion"}
+
+
+def test_a_job_that_went_on_after_it_had_given_up_is_judged_by_what_it_does_now() -> None:
+    """All abort and make another communicator, in which rank 1 is missed."""
+    job = Job()
+    old = job.world(3)
+    for c in old:
+        c.proc.call(c, AR, 1)
+    cover(job, 100)
+    give_up(old, 100)
+    new = [c.proc.comm("b" * 16, r, 3) for r, c in enumerate(old)]
+    for c in new:
+        c.proc.call(c, AR, 110)
+    for r in (0, 2):
+        new[r].proc.call(new[r], AR, 111)
+    for c in new:
+        c.proc.cover(102, 600)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity) == ("collective_missing_enter", "error")
+    assert blamed([f]) == {1}
