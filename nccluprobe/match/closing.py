@@ -109,11 +109,11 @@ def closing(state: State, nows: dict[Hashable, int]) -> Closing:
         jobs.setdefault(state.jobs.same(source), []).append(p)
     found = Closing()
     for job, members in jobs.items():
+        ends = _wave(members, state)
         t, those = _given_up(members, state, nows.get(job, 0))
-        if those:
+        if those and not (ends and ends[0].t <= t):
             found.given_up.add(job)
         else:
-            ends = _wave(members, state)
             t, those = ends[0].t if ends else 0, [e.process for e in ends]
         for p in those:
             found.set_aside(t, p, state.of_source.get(p.source, ()))
