@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from importers.fr_incidents import FORMS
-from importers.frgen import one_group
+from importers.frgen import Job, one_group
+from importers.reading import Result
 from importers.test_cli import analyze
 from importers.test_fr import stalled
 from importers.test_fr_incidents import blamed, made
@@ -90,3 +91,15 @@ def test_a_rank_without_a_dump_is_said_once(
     out = " ".join(analyze(folder)[1].split())
     assert "rank 0, no dump" in out
     assert out.count("rank 0") == 1
+
+
+def test_two_ranks_that_are_stuck_apart_are_two_causes(tmp_path: Path) -> None:
+    """Both have completed all that their dumps show: no device of theirs holds them."""
+    job = Job({"0": ("world", [0, 1, 2, 3]), "1": ("a", [0, 1]), "2": ("b", [2, 3])})
+    for n in range(5):
+        job.all("0", n / 10)
+        job.all("1", n / 10 + 0.03)
+        job.all("2", n / 10 + 0.06)
+    job.ranks[0].call("1", 1.0, done=False)
+    job.ranks[2].call("2", 1.0, done=False)
+    assert Result(job.write(tmp_path / "dumps")).blamed == {1, 3}
