@@ -174,9 +174,9 @@ class Proc:
                 if comm is not None:
                     comm.ords += 1
             elif api.kind is Kind.P2P and comm is not None:
-                key = (api.direction or "", line["peer"])
-                line["ord"] = comm.peers.get(key, 0)
-                comm.peers[key] = line["ord"] + 1
+                lane = (api.direction or "", line["peer"])
+                line["ord"] = comm.peers.get(lane, 0)
+                comm.peers[lane] = line["ord"] + 1
         self.captured += 1
         line.update(args)
         return line
