@@ -18,7 +18,7 @@ import orjson
 from nccluprobe.importers.common import read_whole
 from nccluprobe.importers.fr_entries import COMPLETED, Columns, columns_of
 from nccluprobe.importers.fr_native import read_natively
-from nccluprobe.importers.fr_numbers import BIG, at_least, shortest
+from nccluprobe.importers.fr_numbers import BIG, at_least, in_order, shortest
 from nccluprobe.match.model import Int32, Int64
 
 #: A dump is about 2 kB an entry, and rings have some thousand entries.
@@ -303,7 +303,7 @@ def _is_timed(status: Any) -> bool:
 def _fill(dump: Dump, c: Columns) -> None:
     for name in _COLUMNS:
         setattr(dump, name, getattr(c, name))
-    dump.created = at_least(c.created, c.ended)
+    dump.created = in_order(at_least(c.created, c.ended), c.record)
     dump.newest = int(max(dump.created.max(), c.ended.max(), 0))
     dump.timed = dump.timed or c.begun
     dump.timeout_ms = shortest(c.timeout[c.state != COMPLETED])

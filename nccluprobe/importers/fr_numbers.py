@@ -12,6 +12,8 @@ from nccluprobe.match.model import Int64
 
 #: Every number is smaller.
 BIG = 2**62
+#: Times of calls that are further apart were not told by one clock, ns.
+_NEAR = 1_000_000_000
 
 
 def times(values: Sequence[Any]) -> list[Any]:
@@ -26,6 +28,19 @@ def at_least(created: Int64, ended: Int64) -> Int64:
     """Where it is not known when a call was made: when its end, or one before it, was seen."""
     known = np.where(created == 0, ended, created)
     return np.where(known == 0, np.maximum.accumulate(known), known)
+
+
+def in_order(created: Int64, record: Int64) -> Int64:
+    """Times that rise as calls were recorded, where they do so but for less than a second.
+
+    What a rank waits in first is told by them: two of its calls may have one time, or have
+    been given theirs in threads of their own.
+    """
+    if len(record) < 2 or (np.diff(record) <= 0).any():
+        return created
+    n = np.arange(len(created))
+    rising: Int64 = np.maximum.accumulate(created - n) + n
+    return rising if int((rising - created).max()) < _NEAR else created
 
 
 def int64(values: Sequence[Any]) -> Int64:

@@ -27,6 +27,10 @@ _SYNCHRONIZING = frozenset(
 )
 
 
+#: First of ``Wait.at``: a send and its receive that are both posted.
+_POSTED = -2
+
+
 class _Behind(NamedTuple):
     comm: Communicator
     endpoint: Endpoint
@@ -117,7 +121,7 @@ def _pending_transfers(comm: Communicator) -> list[_Pending]:
             if order in back:
                 since = [lane[order], back[order]]
                 label = f"ncclSend #{order} from rank {rank} to rank {peer}, which both have posted"
-                at = (-2, rank, peer, order)
+                at = (_POSTED, rank, peer, order)
                 w = Wait(comm, label, min(since), (e, other), (), at=at, api="ncclSend")
                 found.append(_Pending(w, since))
     return found
@@ -236,6 +240,66 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
         since=newest,
         waiters=tuple(e.process.who for e in members),
     )
+
+
+def transfers_not_complete(
+    waits: Iterable[Wait], context: Callable[[Communicator], Context]
+) -> list[Finding]:
+    """A finding for the oldest send that its receive meets, with nothing before either of them.
+
+    Both have been there for long, as their dumps show, and are not complete.
+    """
+    mine = [w for w in waits if w.at[:1] == (_POSTED,) and len(w.at) == 4 and not w.absent]
+    if not mine:
+        return []
+    w = min(mine, key=lambda w: w.order)
+    comm, ctx = w.comm, context(w.comm)
+    _, sender, receiver, order = w.at
+    newest = max(e.posted[x][order] for e, x in zip(w.entered, _lanes(w), strict=True))
+    waited = ctx.now - newest
+    if waited < ctx.options.missing_after:
+        return []
+    details: dict[str, Any] = {
+        **on_communicator(
+            comm,
+            w.api,
+            [sender, receiver],
+            "all_inside",
+            "observed" if comm.complete_view else "reduced",
+            waited_s=seconds(waited),
+            lossy=lost_any(w.entered),
+        ),
+        "signature": None,
+        "first_entered_unix_ns": w.first,
+        "unobserved_comm_ranks": len(comm.unobserved()),
+        "summary": (
+            f"{capital(named(w.entered))} have both posted {w.api} #{order} from rank {sender} to "
+            f"rank {receiver} of communicator {comm.label}, and it is not complete for "
+            f"{seconds(waited):.1f} s: {_why_not(comm)}."
+        ),
+    }
+    return [
+        Finding(
+            key=("not complete", *comm.key, sender, receiver, order),
+            hang_type="collective_all_ranks_stuck",
+            run_id=ctx.run_id,
+            comm_uid_hash=comm.key.hash,
+            comm_seq=None,
+            detected_at=ctx.now,
+            details=details,
+            severity="error" if waited >= ctx.options.error_after else "notice",
+            role="root_cause",
+            job=ctx.job,
+            coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
+            since=newest,
+            waiters=tuple(e.process.who for e in w.entered),
+        )
+    ]
+
+
+def _lanes(w: Wait) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    """Which lane of each end of a send it is in."""
+    return (True, w.at[2]), (False, w.at[1])
 
 
 def _why_not(comm: Communicator) -> str:

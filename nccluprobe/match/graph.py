@@ -63,6 +63,8 @@ class Graph:
     #: Findings of calls on two communicators in orders that exclude each other.
     orders: Sequence[Finding] = ()
     programs: Programs | None = None
+    #: Processes that may not queue more, as far as completion shows.
+    full: frozenset[Hashable] = frozenset()
     cycles: list[Cycle] = field(default_factory=list)
     #: Calls that streams hold up each other at, and who made one of count 0 before.
     zeros: list[tuple[Wait, Endpoint]] = field(default_factory=list)
@@ -137,8 +139,10 @@ class Graph:
 
     def passed(self, w: Wait, e: Endpoint) -> bool:
         """Whether what an absent member sits in does not keep its peers from coming."""
+        if e.completed is None or e.process.who in self.full:
+            return False
         waits = self.waits_of(e.actor)
-        return e.completed is not None and bool(waits) and passed(w, e, waits, self.blockers)
+        return bool(waits) and passed(w, e, waits, self.blockers)
 
     def _end_of(self, actor: Actor) -> Cause:
         """The cause that an actor without waits is."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.completion import not_complete
+from nccluprobe.match.completion import not_complete, transfers_not_complete
 from nccluprobe.match.crashed import broken_off_at, under_abort, under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
@@ -20,6 +20,7 @@ from nccluprobe.match.excuse import Excuses, Stall
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
+from nccluprobe.match.launch_depth import at_launch_depth
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.peers import is_alone
 from nccluprobe.match.process import Actor
@@ -76,11 +77,13 @@ def assign(
             w.weak = said == {_LOST}
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
     known = _explained(waits, findings)
-    graph = Graph(waits, now, silent_after, known, broken, orders, Programs(comms))
+    programs, full = Programs(comms), at_launch_depth(comms)
+    graph = Graph(waits, now, silent_after, known, broken, orders, programs, full)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context, comms)
     made = roles.run()
     roots = [f for f in (*findings, *made) if f.role == "root_cause"]
+    made += [] if roots else transfers_not_complete(waits, context)
     # Who does not come to an init is known by number only: that says nothing against a crash.
     if all(f.hang_type == "comm_init_missing_enter" and not f.culprits for f in roots):
         ends = (graph.causes[id(w)] for w in waits if w.finding is not None)
@@ -221,11 +224,12 @@ class _Roles:
             if node.finding is not None:
                 node.finding.role = "root_cause"
                 self._of_cause[cause] = node.finding
-            elif behind:
+            elif behind and cause not in self._of_cause:
                 stall = Stall(node.comm, node.entered, ())
-                f = stall_finding(stall, behind, self.context(node.comm))
-                self._of_cause[cause] = f
-                made.append(f)
+                posted = transfers_not_complete([node], self.context)
+                found = posted or [stall_finding(stall, behind, self.context(node.comm))]
+                self._of_cause[cause] = found[0]
+                made += found
             elif (alone := not_complete(node, self.context(node.comm))) is not None:
                 made.append(alone)
         return made
