@@ -211,3 +211,13 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
         culprits=(e.process.who,),
         waiters=tuple(x.process.who for x in stay),
     )
+
+
+def is_beside_crash(w: Wait, named: list[Endpoint]) -> bool:
+    """Whether another member crashed, or aborted, at about the time when who waits came.
+
+    Those who are named may wait for that one on their devices.
+    """
+    ends = [at for x in w.comm.endpoints.values() if (at := broken_off_at(x)) is not None]
+    alive = all(not e.process.ended and e.end is None for e in named)
+    return alive and any(abs(at - w.first) <= _AT_ONCE for at in ends)

@@ -7,10 +7,11 @@ needs.  What an actor's absence comes from is found at the ends of its paths.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from nccluprobe.match.alone import at_odds, is_smaller, left_out, sits
 from nccluprobe.match.components import components, lasting_part, proven_part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
@@ -302,8 +303,12 @@ class Graph:
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
             return {Cause("rank", a) for a in few}  # what all others made, it left out
         strays = set() if few else {e.actor for w in waits for e in w.strays} & everyone
-        if alone := strays or _left_out(waits, everyone):
+        if alone := strays or left_out(waits, everyone):
             return {Cause("rank", a) for a in alone}
+        if (odd_one := at_odds(waits, self.waits)) is not None:
+            one, own = odd_one
+            mine = {id(w): w for w in (*waits, *own) if not w.device}.values()
+            return self._cycle([*mine], actors, (one,)) if own else {Cause("rank", one)}
         left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
         if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
             return {Cause("rank", a) for a in left}
@@ -360,14 +365,14 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
     if odd is not None:
         sides = [{e.actor for e in x} for x in (seen_in(odd), odd.absent)]
         few, many = sorted(sides, key=len)
-        return tuple(sorted(few, key=repr)) if _is_smaller(few, many) and few <= actors else ()
+        return tuple(sorted(few, key=repr)) if is_smaller(few, many) and few <= actors else ()
     # What only the streams tell is between these, unless there is nothing else.
     pair = [w for w in waits if not w.device] or list(waits)
     if len(pair) != 2:
         # Of several collectives any two may be the ones that came in another order.
         pair = [w for w in pair if w.seq is not None and not w.device]
     found = {
-        frozenset(few if _is_smaller(few, many) else ())
+        frozenset(few if is_smaller(few, many) else ())
         for few, many in (_sides(*two) for two in combinations(pair, 2))
         if few and not few & many
     }
@@ -377,27 +382,4 @@ def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, .
 def _sides(a: Wait, b: Wait) -> list[set[Actor]]:
     """Of those that have to come to both of two waits, who sits in each; the smaller side first."""
     both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in (a, b)))
-    sat = (
-        {e.actor for e in w.entered if not w.device or e.actor in (w.heads or ())} for w in (a, b)
-    )
-    return sorted((s & both for s in sat), key=len)
-
-
-def _left_out(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ...]:
-    """Who left out the one collective of a cycle, as no one send or receive explains it.
-
-    Of those that have made it two or more are lacked in sends and receives: one of these
-    alone would have kept nobody else from going on.
-    """
-    calls = [w for w in waits if w.seq is not None and not w.device]
-    if len(calls) != 1:
-        return ()
-    few, many = ({e.actor for e in x} for x in (calls[0].absent, seen_in(calls[0])))
-    lacked = {e.actor for w in waits if w.p2p for e in w.absent}
-    alone = _is_smaller(few, many) and few <= actors and len(many & lacked) > 1
-    return tuple(sorted(few, key=repr)) if alone else ()
-
-
-def _is_smaller(few: Collection[Actor], many: Collection[Actor]) -> bool:
-    """Whether a side is so much smaller that it is the one that differs."""
-    return len(few) < len(many) and (len(few) == 1 or 2 * len(few) <= len(many))
+    return sorted((sits(w) & both for w in (a, b)), key=len)

@@ -13,7 +13,7 @@ from typing import Any
 from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.completion import not_complete, transfers_not_complete
-from nccluprobe.match.crashed import broken_off_at, under_abort, under_crash
+from nccluprobe.match.crashed import is_beside_crash, under_abort, under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
@@ -21,7 +21,6 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.launch_depth import at_launch_depth
-from nccluprobe.match.options import SECOND
 from nccluprobe.match.peers import is_alone
 from nccluprobe.match.process import Actor
 from nccluprobe.match.program import Programs
@@ -50,8 +49,6 @@ _STOPS = frozenset(
 #: A rank with these reasons may have come, or is not seen: it is not blamed.
 _UNSURE = frozenset({"rank_not_observed", "probe_event_loss_possible"})
 _LOST = "probe_event_loss_possible"
-#: Who crashes or aborts later than this after others began to wait may have given up.
-_AT_ONCE = 10 * SECOND
 #: Reasons that a wait elsewhere explains.
 _EXPLAINED = frozenset({"rank_alive_but_not_entered", "rank_inside_other_call"})
 
@@ -142,16 +139,6 @@ def _is_held(waits: list[tuple[Wait, Endpoint]]) -> bool:
     return any(
         w.at == (0,) and any(x.inside(other=w.seq is None) for x in w.entered) for w, _ in waits
     )
-
-
-def _is_beside_crash(w: Wait, named: list[Endpoint]) -> bool:
-    """Whether another member crashed, or aborted, at about the time when who waits came.
-
-    Those who are named may wait for that one on their devices.
-    """
-    ends = [at for x in w.comm.endpoints.values() if (at := broken_off_at(x)) is not None]
-    alive = all(not e.process.ended and e.end is None for e in named)
-    return alive and any(abs(at - w.first) <= _AT_ONCE for at in ends)
 
 
 class _Roles:
@@ -294,7 +281,7 @@ class _Roles:
                 f.role = "root_cause"
         if f.role == "root_cause":
             f.culprits = tuple(who for who in f.culprits if who in wanted)
-            chosen = any(self._chosen(w, e) for e in named) or _is_beside_crash(w, named)
+            chosen = any(self._chosen(w, e) for e in named) or is_beside_crash(w, named)
             if chosen and f.details["confidence"] == "observed":
                 f.details["confidence"] = "inferred"
             if any(self.graph.supposed(e.actor) for e in named):
