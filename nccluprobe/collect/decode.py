@@ -62,12 +62,6 @@ def who_key(pid: int, tid: int, epoch: int) -> bytes:
     return _WHO.pack(pid, tid, epoch)
 
 
-def who_of(key: bytes) -> tuple[int, int, int]:
-    """(pid, tid, epoch) of a thread's key."""
-    pid, tid, epoch = _WHO.unpack(key)
-    return pid, tid, epoch
-
-
 def what_key(rec: Record) -> int:
     """op, api and lib in one number, as ``HOT`` reads them."""
     value: int = _U64.unpack(_WHAT.pack(rec.op, rec.api, rec.lib))[0]
