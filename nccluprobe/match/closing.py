@@ -73,7 +73,7 @@ class Closing:
     """What is set aside while a scan judges."""
 
     jobs: set[Hashable] = field(default_factory=set)
-    #: Of these, the jobs whose ranks gave up waiting by themselves.
+    #: Of these, the jobs of which only ranks that waited gave up, by themselves.
     given_up: set[Hashable] = field(default_factory=set)
     _processes: list[Process] = field(default_factory=list)
     _ends: list[tuple[Endpoint, m.CommEnd]] = field(default_factory=list)
@@ -112,7 +112,9 @@ def closing(state: State, nows: dict[Hashable, int]) -> Closing:
         ends = _wave(members, state)
         t, those = _given_up(members, state, nows.get(job, 0))
         if those and not (ends and ends[0].t <= t):
-            found.given_up.add(job)
+            told = ends and ends[0].how is How.TOLD and ends[0].t - t <= TOGETHER
+            if not told and not any(p.gave_up >= t and _is_away(p, state) for p in those):
+                found.given_up.add(job)  # who waits for nobody aborts as it is told to
         else:
             t, those = ends[0].t if ends else 0, [e.process for e in ends]
         for p in those:

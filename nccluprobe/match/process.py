@@ -167,7 +167,8 @@ class Process:
     @property
     def over(self) -> m.ProcessEnd | None:
         """Its end, also while that is set aside; None: it is there, as far as is known."""
-        return self.end if self.ended else self.set_aside
+        end = self.end or self.set_aside
+        return None if end is None or end.how == "detached" else end
 
     @property
     def lost(self) -> int:

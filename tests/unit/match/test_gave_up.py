@@ -106,3 +106,39 @@ def test_a_job_that_went_on_after_it_had_given_up_is_judged_by_what_it_does_now(
     (f,) = analyze_job(job)
     assert (f.hang_type, f.severity) == ("collective_missing_enter", "error")
     assert blamed([f]) == {1}
+
+
+@pytest.mark.parametrize(
+    "told", [{"code": 143}, {"how": "signaled", "signal": 15}, {"code": 0}, None]
+)
+def test_who_aborts_as_it_was_told_to_end_has_not_given_up(told: dict[str, Any] | None) -> None:
+    """Its handler of SIGTERM aborts first: the others had waited for a checkpoint."""
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    for c in comms[:3]:
+        c.proc.call(c, AR, 2)
+    cover(job, 102)
+    give_up(comms, 102)
+    for c in comms:
+        if told is not None:
+            c.proc.end(104, **told)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.severity) == ("collective_missing_enter", "notice")
+    assert blamed([f]) == {3}
+
+
+def test_a_rank_that_was_detached_from_is_not_gone_when_the_others_give_up() -> None:
+    job = Job()
+    comms = job.world(4)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    comms[3].proc.cover(0.5, 2)
+    comms[3].proc.end(2, "detached")
+    for c in comms[:3]:
+        c.proc.call(c, AR, 3)
+        c.proc.cover(0.5, 103)
+    give_up(comms[:3], 103, "abort")
+    (f,) = analyze_job(job)
+    assert f.details["missing_rank_status"][0]["heartbeat"] == "stale"
