@@ -93,11 +93,11 @@ class Matcher(State):
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         self._closing = closing(self, self._nows)
         try:
-            return self._judge(now)
+            return self._findings(now)
         finally:
             self._closing.undo()
 
-    def _judge(self, now: int | None) -> list[Finding]:
+    def _findings(self, now: int | None) -> list[Finding]:
         """Judge what is open as of the moments that are set."""
         current = self._disagreements(final=now is None)
         contexts: dict[CommKey, Context] = {}
