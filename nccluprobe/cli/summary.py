@@ -30,10 +30,17 @@ def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
         until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
         waited = (until - w.first) / 1e9
         unseen = all(e.process.found_gone for e in w.entered)
-        if all(e.end is not None for e in w.entered):
-            continue  # they have ended the communicator: nobody waits on it any more
+        if (gave_up := _given_up(w)) is not None:
+            until = min(until, gave_up)
+            waited = (until - w.first) / 1e9
         if w.finding is None and w.cause is None and w.absent and (waited >= 1 or unseen):
             yield w, waited
+
+
+def _given_up(w: Wait) -> int | None:
+    """When all that waited had ended the communicator, unix ns; None: some have not."""
+    ends = [e.end.t for e in w.entered if e.end is not None]
+    return max(ends) if len(ends) == len(w.entered) else None
 
 
 def _there_until(matcher: Matcher, p: Process) -> int:
@@ -58,14 +65,19 @@ def waiting_notes(matcher: Matcher) -> list[str]:
         if waited < limit and not any(e.process.in_phase for e in w.absent):
             short.append((w, waited))
         least = " or more" if all(e.process.found_gone for e in w.entered) else ""
+        what = "waiting" if _given_up(w) is None else "waited"
+        then = "" if what == "waiting" else " before they ended the communicator"
         found.append(
-            f"waiting for {waited:.0f} s{least}, no finding: {named(w.entered, where)} in "
+            f"{what} for {waited:.0f} s{least}{then}, no finding: {named(w.entered, where)} in "
             f"{w.label}; not there: {away}"
         )
     more = len(found) - _LISTED
     rest = [f"and {more} more waits without a finding"] if more > 0 else []
     inside, lasting = _inside_notes(matcher, limit)
-    lasting += [(waited, all(e.process.ended for e in w.entered)) for w, waited in short]
+    lasting += [
+        (waited, all(e.process.ended or e.end is not None for e in w.entered))
+        for w, waited in short
+    ]
     return found[:_LISTED] + rest + inside + _shorter_limit(lasting, limit)
 
 

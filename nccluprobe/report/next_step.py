@@ -47,6 +47,8 @@ def next_step(f: Finding) -> str | None:
         return f"look at NCCL's warnings of pid {pid} on {host} (NCCL_DEBUG=WARN)"
     if f.hang_type == "collective_missing_exit":
         return f"look at the GPU of pid {pid} on {host} (dmesg for Xid, nvidia-smi)"
+    if any(s.get("pid") == pid and s.get("process_end") for s in (*statuses, where)):
+        return f"pid {pid} on {host} has ended since: look at the end of its log"
     return f"look at pid {pid} on {host} (py-spy dump --pid {pid})"
 
 

@@ -34,6 +34,27 @@ def command(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, " ".join(done.stdout.split()), done.stderr
 
 
+def test_a_short_wait_that_was_given_up_is_told_with_its_limit(tmp_path: Path) -> None:
+    """The ranks that waited abort their communicator, and live on."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    steps(comms[:2], 1, start=t)
+    cover(job.procs, t + 15)
+    for c in comms[:2]:
+        c.proc.comm_end(c, t + 15, "abort")
+    for p in job.procs:
+        p.cover(t + 16, t + 40)
+    job.write(tmp_path)
+    code, text, _ = command("analyze", tmp_path)
+    assert code == ExitCode.OK
+    assert "waited for 15 s before they ended the communicator, no finding: ranks 0-1" in text
+    advised = re.search(r"try --missing-after (\d+)", text)
+    assert advised is not None
+    code, text, _ = command("analyze", tmp_path, "--missing-after", advised[1])
+    assert code == ExitCode.ERRORS
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_short_wait_is_told_with_the_limit_that_makes_a_finding_of_it(
     tmp_path: Path, ended: bool
