@@ -30,6 +30,8 @@ def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
         until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
         waited = (until - w.first) / 1e9
         unseen = all(e.process.found_gone for e in w.entered)
+        if all(e.end is not None for e in (*w.entered, *w.absent)):
+            continue  # all have ended the communicator: as they agreed to
         if (gave_up := _given_up(w)) is not None:
             until = min(until, gave_up)
             waited = (until - w.first) / 1e9

@@ -52,7 +52,7 @@ def test_a_short_wait_that_was_given_up_is_told_with_its_limit(tmp_path: Path) -
     advised = re.search(r"try --missing-after (\d+)", text)
     assert advised is not None
     code, text, _ = command("analyze", tmp_path, "--missing-after", advised[1])
-    assert code == ExitCode.ERRORS
+    assert code == ExitCode.FINDINGS
 
 
 @pytest.mark.parametrize("ended", [True, False])
