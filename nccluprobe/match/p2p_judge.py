@@ -16,7 +16,7 @@ from nccluprobe.match.lessons import wait_for_sender
 from nccluprobe.match.p2p_blame import odd_of, of_step
 from nccluprobe.match.p2p_fill import Filled
 from nccluprobe.match.p2p_habit import odd_one
-from nccluprobe.match.p2p_loss import guessed, halves, may_have
+from nccluprobe.match.p2p_loss import awaits_end, guessed, halves, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
 from nccluprobe.match.p2p_past import Heads, left_out_call
@@ -61,8 +61,7 @@ class Judge:
             self._of.setdefault(id(u.endpoint), []).append(u)
         self._steps = Steps(comm, sides, pairs.wires.size)
         self.heads, self.stalls, self.filled = heads, stalls, filled
-        self.findings: list[Finding] = []
-        self.waits: list[Wait] = []
+        self.findings, self.waits = list[Finding](), list[Wait]()
 
     def run(self, explained: Mapping[int, Finding]) -> None:
         """Fill ``waits`` and ``findings``; ``explained``: id of a unit -> why it waits."""
@@ -197,7 +196,8 @@ class Judge:
 
     def may_have(self, e: Endpoint, unit: Unit) -> bool:
         """Whether an endpoint may have made, unseen, what a unit waits for."""
-        return may_have(self.comm, self.side(e), unit, e, self.filled.lacking)
+        side, known = self.side(e), self.filled.lacking
+        return awaits_end(side, unit) or may_have(self.comm, side, unit, e, known)
 
     def loss(self, unit: Unit) -> bool:
         """Whether operations that a unit waits for may be among lost events."""

@@ -58,6 +58,18 @@ def may_have(
     return False
 
 
+def awaits_end(side: Side | None, unit: Unit) -> bool:
+    """Whether a half that a unit waits for is queued in a group whose end may have been lost."""
+    if side is None or not side.queued:
+        return False
+    p = side.endpoint.process
+    if not p.unplaced() or p.inside_now() is not None:
+        return False
+    rank = unit.endpoint.comm_rank or 0
+    mine = (o.op for o in unit.ops if o.peer is side.endpoint)
+    return any(side.awaits((not op.send, rank), op.ord) for op in mine)
+
+
 def halves(comm: Communicator, unit: Unit, e: Endpoint) -> Iterator[tuple[Channel, bool]]:
     """Channels in which a unit waits for an endpoint, and whether for sends."""
     rank = unit.endpoint.comm_rank or 0

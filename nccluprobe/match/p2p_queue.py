@@ -72,6 +72,10 @@ class Side:
         """Whether an operation has not taken effect so far."""
         return op.ord in self._pending.get((bool(op.send), op.peer), ())
 
+    def awaits(self, lane: Lane, order: int) -> bool:
+        """Whether this one of a direction and peer is seen, and has not taken effect."""
+        return order in self._pending.get(lane, ())
+
     def is_inside(self, op: Op) -> bool:
         """Whether an operation's call has not returned."""
         return op.ord in self._inside.get((bool(op.send), op.peer), ())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.analysis import analyze_job, blamed, cover, steps
-from support.messages import RECV, SEND, post
+from support.messages import BIG, RECV, SEND, post
 from support.tracegen import Comm, Job
 
 from nccluprobe.match.finding import Finding
@@ -79,3 +79,22 @@ def test_a_call_that_does_not_return_is_no_cause_beside_a_receive_left_out() -> 
     held = finding("nccl_missing_exit", "call_not_returned", 4, confidence="inferred")
     temper([left, held])
     assert (left.role, held.role, held.culprits) == ("root_cause", "unknown", ())
+
+
+@pytest.mark.parametrize("end_lost", [False, True])
+def test_whether_a_group_has_ended_is_not_known_where_its_end_may_be_lost(end_lost: bool) -> None:
+    """Rank 0 receives from rank 1, whose group is seen to have begun only; a receive is lost."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 2)
+    post(comms[0], RECV, 1, t)
+    both = [(comms[1], SEND, {"peer": r, "count": BIG}) for r in (0, 2)]
+    lost = {"peer": 2, "count": BIG, "lost": True}
+    comms[1].proc.group([both[0], (comms[1], RECV, lost), both[1]], t, state="open")
+    post(comms[2], SEND, 1, t)
+    post(comms[2], RECV, 1, t)
+    lose(comms, 1, 1 + end_lost, t)
+    (f,) = (f for f in analyze_job(job) if f.details["entered_comm_ranks"] == [0])
+    assert f.details["reason"] == (
+        "probe_event_loss_possible" if end_lost else "rank_alive_but_not_entered"
+    )
