@@ -21,14 +21,12 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_fill import epoch_of
-from nccluprobe.match.p2p_loss import unseen
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_past import left_out_call, stream_of
 from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Op, Side
 from nccluprobe.match.p2p_shape import left_one_out
 from nccluprobe.match.stalls import Stalls
 from nccluprobe.match.status import last_sign
-from nccluprobe.match.status import unseen as unseen_calls
 from nccluprobe.match.tail import IDX as CALL_IDX
 from nccluprobe.match.tail import ORD as CALL_ORD
 
@@ -73,7 +71,7 @@ def _judge(
     if half is None or quiet < ctx.options.missing_after:
         return None
     epoch = epoch_of(own, part.idx)
-    if epoch is None or len(s.node.streams) != 1:
+    if epoch is None or epoch[0] != epoch[1] or len(s.node.streams) != 1:
         return None
     slot = epoch[0] + own.entered - own.next_ord  # of the call that it comes to afterwards
     call = _call_at(e, slot)
@@ -82,10 +80,7 @@ def _judge(
     stream = stream_of(own, mine)
     if stream is None or s.node.streams != {(own.process.who, stream)}:
         return None  # its next call may not stand behind it
-    lane = (bool(half.send), half.peer)
-    if unseen(e, theirs, lane):
-        return None
-    if slot == own.entered and (unseen_calls(own) or left_out_call(comm, own, sides)):
+    if slot == own.entered and (_may_come_before(own) or left_out_call(comm, own, sides)):
         return None
     op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
     if op is None or not _may_be_next(mine, op, theirs, half, size):
@@ -98,6 +93,15 @@ def _judge(
     f.details["confidence"] = "inferred"
     f.severity = "error" if quiet >= ctx.options.error_after else "notice"
     return f
+
+
+def _may_come_before(own: Endpoint) -> bool:
+    """Whether it may have made collectives since the last one seen, and others after them.
+
+    Places are known by the calls that follow: what has none came after all that is seen.
+    """
+    last = -1 if own.last_idx is None else own.last_idx
+    return own.process.losses.calls_after(own.info.id, last) > 0
 
 
 def _both_watched(own: Endpoint, e: Endpoint, comm: Communicator) -> bool:

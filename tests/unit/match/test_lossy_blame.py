@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.analysis import analyze_job, blamed, cover, steps
-from support.messages import BIG, RECV, SEND, post
+from support.messages import AR, BIG, RECV, SEND, post
 from support.tracegen import Comm, Job
 
 from nccluprobe.match.finding import Finding
@@ -98,3 +98,29 @@ def test_whether_a_group_has_ended_is_not_known_where_its_end_may_be_lost(end_lo
     assert f.details["reason"] == (
         "probe_event_loss_possible" if end_lost else "rank_alive_but_not_entered"
     )
+
+
+def ring(c: Comm, t: float, n: int, but: str = "") -> None:
+    r = c.proc.rank or 0
+    both = {SEND: (r + 1) % n, RECV: (r - 1) % n}
+    calls = [(c, x, {"peer": p, "count": BIG, "stream": 7}) for x, p in both.items() if x != but]
+    c.proc.group(calls, t)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_was_lost_after_a_half_does_not_hide_that_it_stands_behind_a_call(lost: int) -> None:
+    """Rank 2 left out a receive; rank 1, which waits in its send, may have made more."""
+    job = Job()
+    world = job.world(5)
+    t = steps(world, 1, stream=7)
+    for i in range(3):
+        for r, c in enumerate(world):
+            if r == 1 and i == 2:
+                continue
+            ring(c, t + i, 5, RECV if (i, r) == (1, 2) else "")
+            if r != 1 or not i:
+                c.proc.call(c, AR, t + i + 0.5, stream=7)
+    lose(world, 1, lost, t + 1.9)
+    found = analyze_job(job)
+    assert blamed(found) == {2}
+    assert ("p2p_unmatched", "call_skipped") in roots(found)
