@@ -161,6 +161,10 @@ class Losses:
         """Calls on a communicator that are missing after an ordinal, nobody knows which."""
         return self._after(comm, idx, self.filled.get(comm, set()))
 
+    def between(self, comm: int, low: int, high: int) -> int:
+        """Of these, those before another ordinal."""
+        return self.after(comm, low) - self.after(comm, high - 1)
+
     def calls_after(self, comm: int, idx: int) -> int:
         """Of these, those that may be collectives."""
         others = self.filled.get(comm, set()) | self.transfers.get(comm, set())

@@ -97,12 +97,19 @@ def _in_groups(steps: Steps, has: Side, other: Side, op: Op) -> str | None:
 
 
 def _group(side: Side, group: int) -> Shape | None:
-    """What a side made in one group; None: not all of it is remembered."""
+    """What a side made in one group; None: not all of it is remembered, or some was lost."""
     rows = side.recent()
     at = rows[:, GROUP] == group
     if not at.any() or (len(rows) >= TAIL and at[0]):
         return None
-    return _shape(rows[at])
+    # The first and the last one may be those that are missing.
+    low, high = int(rows[at][0, IDX]) - 2, int(rows[at][-1, IDX]) + 2
+    return None if _lost_some(side.endpoint, low, high) else _shape(rows[at])
+
+
+def _lost_some(e: Endpoint, low: int, high: int) -> bool:
+    """Whether calls between two are missing, and nobody knows what they were."""
+    return e.process.losses.between(e.info.id, low, high) > 0
 
 
 def _habit(side: Side, but: int) -> Shape | None:
@@ -167,7 +174,7 @@ def _of_step(
 
 
 def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
-    """What an endpoint made between two collectives; None: not over, or not remembered."""
+    """What an endpoint made between two collectives; None: not over, or not all is known."""
     rows = e.tail.rows()
     end = rows[rows[:, tail.ORD] == at]
     start = rows[rows[:, tail.ORD] == at - 1]
@@ -175,6 +182,8 @@ def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
         return None
     low = int(start[0, tail.IDX]) if at else -1
     high = int(end[0, tail.IDX])
+    if _lost_some(e, low, high):
+        return None
     if side is None:
         return (0, 0)
     rows = side.recent()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.analysis import analyze_job, blamed, cover, steps
+from support.analysis import Run, analyze_job, blamed, cover, steps
 from support.messages import AR, BIG, RECV, SEND, post
 from support.tracegen import Comm, Job
 
+from nccluprobe.match import p2p_shape
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.model import ProcessKey
 from nccluprobe.match.temper import temper
@@ -124,3 +125,23 @@ def test_what_was_lost_after_a_half_does_not_hide_that_it_stands_behind_a_call(l
     found = analyze_job(job)
     assert blamed(found) == {2}
     assert ("p2p_unmatched", "call_skipped") in roots(found)
+
+
+@pytest.mark.parametrize(("lost", "shape"), [(False, (2, 0)), (True, None)])
+def test_what_one_made_in_a_step_is_not_known_where_a_call_of_it_is_lost(
+    lost: bool, shape: tuple[int, int] | None
+) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    calls = [(comms[0], SEND, {"peer": r, "count": BIG}) for r in (1, 2)]
+    if lost:
+        calls.insert(1, (comms[0], RECV, {"peer": 1, "count": BIG, "lost": True}))
+    comms[0].proc.group(calls, t)
+    steps(comms, 1, start=t + 1)
+    lose(comms, 0, int(lost), t + 0.05)
+    run = Run(job)
+    run.all()
+    run.analysis.matcher.settle()
+    side = next(s for s in run.analysis.matcher.p2p.sides.values() if s.endpoint.comm_rank == 0)
+    assert p2p_shape._group(side, 1) == p2p_shape._in_epoch(side.endpoint, side, 3) == shape
