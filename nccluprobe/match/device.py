@@ -274,7 +274,7 @@ class Device:
         found = self._known[id(meeting), needed, alike] = Lack(gone=list(meeting.gone))
         found.missing = [e for e in meeting.absent if needed is None or e.comm_rank == needed]
         for rank, node in meeting.nodes.items():
-            if node.begun or node.done or needed not in (None, rank):
+            if needed not in (None, rank) or node.begun or (node.done and not node.dead):
                 continue
             if not self._held_alike(node, alike):
                 self._add_part(found, meeting.comm.endpoints[rank], node)
@@ -316,7 +316,7 @@ class Device:
                 found.missing.append(other)
             return found
         mine = self._message[part.message]
-        if small or node.done or node is mine:
+        if small or (node.done and not node.dead) or node is mine:
             return found
         if not node.begun:
             self._add_part(found, other, node)

@@ -145,3 +145,25 @@ def test_what_one_made_in_a_step_is_not_known_where_a_call_of_it_is_lost(
     run.analysis.matcher.settle()
     side = next(s for s in run.analysis.matcher.p2p.sides.values() if s.endpoint.comm_rank == 0)
     assert p2p_shape._group(side, 1) == p2p_shape._in_epoch(side.endpoint, side, 3) == shape
+
+
+def test_what_was_queued_of_a_communicator_that_its_rank_aborted_does_not_begin() -> None:
+    """Ranks 0 and 1 come to the call after it; rank 0 is missed in a later one, of a pair."""
+    job = Job()
+    world = job.world(3)
+    other = [c.proc.comm("00000000000000bb", r, 3) for r, c in enumerate(world)]
+    pair = [c.proc.comm("00000000000000cc", r, 2) for r, c in enumerate(world[:2])]
+    t = steps(other, 3, start=steps(world, 3, stream=0), stream=0)
+    t = steps(pair, 3, start=t, stream=0)
+    for c in (world[2], other[2]):
+        c.proc.call(c, AR, t, stream=0)
+    other[2].proc.comm_end(other[2], t + 0.1, "abort")
+    for r in (0, 1):
+        for c in (other[r], world[r]):
+            c.proc.call(c, AR, t + 1, stream=0)
+    pair[1].proc.call(pair[1], AR, t + 2, stream=0)
+    for c in world:
+        c.proc.cover(0.5, 400, **SLEEPS)
+    found = analyze_job(job)
+    assert [kind for kind, _ in roots(found)] == ["comm_ended_under_waiters"]
+    assert blamed(found) == {2}
