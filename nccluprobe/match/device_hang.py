@@ -10,7 +10,7 @@ its stream is full, and a few operations do not fill one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccluprobe.match.absence import Context
@@ -141,6 +141,11 @@ def _judge(
     came: Counter[Hashable] = Counter(e.process.who for w in waits if w.over for e in w.absent)
     signs = _signs(ends, waiting, came, context(comms[0]), device)
     idle = set(signs.idle) - blamed
+    if (busy := _busy(ends, waits)) >= blamed and idle & busy:
+        idle -= busy
+        for f in causes:
+            if f.details["confidence"] == "observed":
+                f.details["confidence"] = "inferred"
     # Of a rank that is outside NCCL the others' kernels may have filled their queues.
     inside = all(ends[who][0].process.inside_now() for who in blamed if who in ends)
     inside = inside and not blamed & waiting
@@ -166,6 +171,25 @@ def _judge(
     for g in plain:
         g.role, g.downstream_of = "downstream", f.id
     return f
+
+
+def _busy(ends: Mapping[Hashable, list[Endpoint]], waits: Sequence[Wait]) -> set[Hashable]:
+    """Processes that run, where all that wait for their devices sleep in a system call.
+
+    Ranks of one job are set up to wait in one way: these wait for no device.
+    """
+    sleep, run = set[Hashable](), set[Hashable]()
+    for who, mine in ends.items():
+        p = mine[0].process
+        if p.ended or p.coverage is None or p.inside_now() is not None:
+            continue
+        if p.coverage.main == "running":
+            run.add(who)
+        elif p.coverage.main == "syscall" and host_of(mine[0]) is Host.OUTSIDE:
+            sleep.add(who)
+    sure = (w for w in waits if not (w.over or w.weak or w.doubtful))
+    wait = {e.process.who for w in sure for e in w.entered} & (sleep | run)
+    return run if wait and wait <= sleep else set()
 
 
 def _may_be_held(mine: list[Endpoint]) -> bool:

@@ -167,3 +167,19 @@ def test_what_was_queued_of_a_communicator_that_its_rank_aborted_does_not_begin(
     found = analyze_job(job)
     assert [kind for kind, _ in roots(found)] == ["comm_ended_under_waiters"]
     assert blamed(found) == {2}
+
+
+@pytest.mark.parametrize(("main", "named"), [("running", {1}), ("sleeps", set())])
+def test_who_runs_waits_for_no_device_where_all_who_wait_sleep(main: str, named: set[int]) -> None:
+    """Rank 0 waits for rank 1 and sleeps; rank 2 has made all its calls and is silent."""
+    job = Job()
+    comms = job.world(3)
+    pair = [comms[r].proc.comm("00000000000000bb", r, 2) for r in (0, 1)]
+    t = steps(pair, 3, start=steps(comms, 5))
+    pair[0].proc.call(pair[0], AR, t)
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, t + 400, **({} if r and main == "running" else SLEEPS))
+    found = analyze_job(job)
+    assert blamed(found) == named
+    (root,) = (f for f in found if f.role == "root_cause")
+    assert root.details["confidence"] == "inferred"
