@@ -85,7 +85,8 @@ def _hung(
     device: Device | None,
 ) -> list[Finding]:
     open_ = [f for f in findings if f.state == "open"]
-    if not any(_is_blame(f) or _is_undecided(f) for f in open_):
+    inits = [f for f in open_ if _is_missed_in_init(f)]
+    if not any(_is_blame(f) or _is_undecided(f) for f in open_) and not inits:
         return []
     jobs: dict[str | None, list[Communicator]] = {}
     for comm in comms:
@@ -94,6 +95,7 @@ def _hung(
     made = []
     for job, theirs in jobs.items():
         mine = [f for f in open_ if f.job == job]
+        _lower([f for f in inits if f.job == job], waits, mine, theirs, context, device)
         f = _judge(waits, mine, theirs, context, device)
         made += [] if f is None else [f]
     return made
@@ -110,6 +112,50 @@ def _is_plain(f: Finding) -> bool:
 
 def _is_blame(f: Finding) -> bool:
     return f.role == "root_cause" and bool(f.culprits) and _is_plain(f)
+
+
+def _is_missed_in_init(f: Finding) -> bool:
+    """Whether it blames a rank, by its absence alone, for not coming to a new communicator."""
+    known = f.hang_type == "comm_init_missing_enter" and f.role == "root_cause" and f.culprits
+    return bool(known) and f.details.get("reason") in _MAY_WAIT
+
+
+def _lower(
+    inits: list[Finding],
+    waits: Sequence[Wait],
+    findings: list[Finding],
+    comms: list[Communicator],
+    context: Callable[[Communicator], Context],
+    device: Device | None,
+) -> None:
+    """Who is missed in the making of a communicator may wait for its device, as may the idle."""
+    inits = [f for f in inits if f.details["confidence"] == "observed"]
+    if not inits:
+        return
+    ends = _ends(comms)
+    blamed: set[Hashable] = {who for f in inits for who in f.culprits}
+    if any(_is_away(e.process, e) for who in blamed for e in ends.get(who, ())[:1]):
+        return
+    waiting = _waiting(waits, findings)
+    if set(_signs(ends, waiting, Counter(), context(comms[0]), device).idle) - blamed:
+        for f in inits:
+            f.details["confidence"] = "inferred"
+
+
+def _ends(comms: Iterable[Communicator]) -> dict[Hashable, list[Endpoint]]:
+    """Process -> its endpoints."""
+    ends: dict[Hashable, list[Endpoint]] = {}
+    for comm in comms:
+        for e in comm.endpoints.values():
+            ends.setdefault(e.process.who, []).append(e)
+    return ends
+
+
+def _waiting(waits: Sequence[Wait], findings: Iterable[Finding]) -> set[Hashable]:
+    """Processes that wait for others, as far as is known."""
+    waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered if not w.over}
+    init = (f for f in findings if f.hang_type.startswith("comm_init"))
+    return waiting | {who for f in init for who in f.waiters}
 
 
 def _is_undecided(f: Finding) -> bool:
@@ -129,15 +175,11 @@ def _judge(
     plain = [f for f in findings if _is_blame(f) or _is_undecided(f)]
     if not plain or not any(w.finding is not None and w.absent for w in waits):
         return None  # nobody waits for anybody
-    ends: dict[Hashable, list[Endpoint]] = {}
-    for comm in comms:
-        for e in comm.endpoints.values():
-            ends.setdefault(e.process.who, []).append(e)
+    ends = _ends(comms)
     blamed: set[Hashable] = {who for f in causes for who in f.culprits}
     if any(_is_away(e.process, e) for who in blamed for e in ends.get(who, ())[:1]):
         return None
-    waiting: set[Hashable] = {e.process.who for w in waits for e in w.entered if not w.over}
-    waiting |= {who for f in findings if f.hang_type.startswith("comm_init") for who in f.waiters}
+    waiting = _waiting(waits, findings)
     came: Counter[Hashable] = Counter(e.process.who for w in waits if w.over for e in w.absent)
     signs = _signs(ends, waiting, came, context(comms[0]), device)
     idle = set(signs.idle) - blamed
@@ -164,7 +206,7 @@ def _judge(
     if hung is None and in_transfers and len(idle | held) > 1:
         # Those who are blamed may wait for the others over sends and receives only.
         hung = _common(idle | held, comms)
-    if hung is None:
+    if hung is None and (hung := _common(wanted, comms, used=False)) is None:
         return None
     kept = [e for e in hung.members() if e.process.who in wanted]
     f = hung_finding(hung, kept, plain, context(hung))
@@ -284,11 +326,14 @@ def _is_warm(part: Part) -> bool:
     return len(before) > 0
 
 
-def _common(who: set[Hashable], comms: list[Communicator]) -> Communicator | None:
-    """The smallest communicator that all of these are in, and that was used."""
+def _common(
+    who: set[Hashable], comms: list[Communicator], used: bool = True
+) -> Communicator | None:
+    """The smallest communicator that all of these are in; ``used``: with a collective."""
     fit = [
         c
         for c in comms
-        if c.closed and who <= {e.process.who for e in c.endpoints.values() if e.end is None}
+        if (c.closed or not used)
+        and who <= {e.process.who for e in c.endpoints.values() if e.end is None}
     ]
     return min(fit, key=lambda c: (len(c.endpoints), c.key), default=None)

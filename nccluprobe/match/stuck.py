@@ -108,7 +108,9 @@ def stall_finding(stall: Stall, behind: Sequence[Wait], ctx: Context) -> Finding
     key = ("stall", *comm.key, comm.last_seq)
     f = _of_the_device(key, comm, members, [w.finding for w in behind], stall.since, ctx)
     f.details["entered_comm_ranks"] = ranks
-    f.details["summary"] = _stall_text(stall, _newest_call(comm, ctx), waited, elsewhere)
+    f.details["summary"] = _stall_text(
+        stall, _newest_call(comm, ctx) or "its calls", waited, elsewhere
+    )
     return f
 
 
@@ -124,11 +126,12 @@ def hung_finding(
     if f.details["trace_event_loss_possible"]:
         f.details["confidence"] = "reduced"
     f.details["unobserved_comm_ranks"] = len(comm.unobserved())
+    newest = _newest_call(comm, ctx)
+    call = f"a call that all entered, {newest} or one before," if newest else "what they called"
     f.details["summary"] = (
         f"{capital(named(kept, f'communicator {comm.label}'))} stand still for "
         f"{f.details['waited_s']:.1f} s, and no rank that does not come explains all of them: "
-        f"a call that all entered, {_newest_call(comm, ctx)} or one before, does not end on "
-        f"the device; no single rank stands out."
+        f"{call} does not end on the device; no single rank stands out."
     )
     return f
 
@@ -173,9 +176,11 @@ def _of_the_device(
     )
 
 
-def _newest_call(comm: Communicator, ctx: Context) -> str:
-    api = None if comm.last_sig is None else ctx.table[comm.last_sig].api
-    return f"{api} #{comm.last_seq}"
+def _newest_call(comm: Communicator, ctx: Context) -> str | None:
+    """The newest collective; None: it was used for sends and receives only."""
+    if comm.last_sig is None:
+        return None
+    return f"{ctx.table[comm.last_sig].api} #{comm.last_seq}"
 
 
 def _stall_text(stall: Stall, call: str, waited: int, elsewhere: int) -> str:

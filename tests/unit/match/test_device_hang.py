@@ -245,3 +245,38 @@ def test_of_two_that_are_missed_apart_one_hang_before_explains_both() -> None:
     pairs[1][1].proc.enter(pairs[1][1], AR, t)
     cover(job.procs, t + 400)
     assert causes(analyze_job(job)) == {("collective_all_ranks_stuck", ())}
+
+
+def test_a_rank_is_no_cause_beside_idle_ones_whom_it_meets_in_sends_only() -> None:
+    """Rank 0 may stand behind a hung call of its pair; 1 and 3 have received, and are silent."""
+    job = Job()
+    comms = job.world(4)
+    zero, two = pair_of(job, 0, 2, "00000000000000bb")
+    t = steps([zero, two], 3)
+    for peer in (1, 3):
+        comms[0].proc.call(comms[0], "ncclSend", t, peer=peer, count=8)
+        comms[peer].proc.call(comms[peer], "ncclRecv", t, peer=0, count=8)
+    two.proc.call(two, AR, t)
+    cover(job.procs, t + 400)
+    (stuck,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert (stuck.hang_type, stuck.culprits) == ("collective_all_ranks_stuck", ())
+    assert "what they called does not end" in stuck.details["summary"]
+
+
+@pytest.mark.parametrize(("idle", "sure"), [(True, "inferred"), (False, "observed")])
+def test_who_does_not_come_to_a_split_may_wait_for_its_device_as_the_idle_do(
+    idle: bool, sure: str
+) -> None:
+    """Ranks 0 and 1 split their communicator; rank 2 is silent, or goes on."""
+    job = Job()
+    comms = job.world(3)
+    pair = pair_of(job, 0, 1, "00000000000000bb")
+    t = steps(pair, 3, start=steps(comms, 5))
+    pair[0].proc.enter(pair[0], "ncclCommSplit", t, color=0, key=0, ord=1)
+    for p in job.procs:
+        more = {} if p.rank else {"main": "nccl", "in_flight": 1}
+        p.cover(0.5, t + 400, **more)
+    if not idle:
+        job.procs[2].end(t + 1, code=0)
+    (root,) = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert (root.hang_type, root.details["confidence"]) == ("comm_init_missing_enter", sure)
