@@ -20,6 +20,7 @@ ABSENT, DIFFERS, OTHER, STUCK, LEFT = (
     "collective_all_ranks_stuck",
     "p2p_unmatched",
 )
+CROSSED = "cross_comm_order_inversion"
 #: Fault -> ranks that are blamed, and the kinds of the root causes.
 DUMPS = {
     "stall": ({1}, {ABSENT}),
@@ -31,7 +32,7 @@ DUMPS = {
     "size": (set(), {DIFFERS}),
     "dtype": (set(), {DIFFERS}),
     "order": (set(), set()),
-    "skip": (set(), set()),
+    "skip": (set(), {CROSSED}),
     "no_send": (set(), {"p2p_order_inversion"}),
     "stall.timed": ({1}, {ABSENT}),
     "gpu.timed": ({1}, {ABSENT}),
@@ -42,7 +43,7 @@ DUMPS = {
     "gpu.active": (set(), {STUCK}),
     "size.active": (set(), {DIFFERS}),
     "api.active": (set(), {OTHER}),
-    "skip.active": (set(), set()),
+    "skip.active": (set(), {CROSSED}),
     "no_send.active": (set(), {"p2p_order_inversion"}),
     "stall.plain": ({1}, {ABSENT}),
     "gpu.plain": (set(), {STUCK}),
@@ -64,8 +65,8 @@ LOGS = {
     "api": (set(), {OTHER}),
     "size": (set(), {DIFFERS}),
     "dtype": (set(), {DIFFERS}),
-    "order": (set(), set()),
-    "skip": (set(), {"cross_comm_order_inversion"}),
+    "order": (set(), {CROSSED}),
+    "skip": (set(), {CROSSED}),
     "no_send": ({1}, {LEFT}),
     "no_receive": ({1}, {LEFT}),
     "no_send.plain": ({1}, {LEFT}),
