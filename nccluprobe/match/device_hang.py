@@ -138,7 +138,12 @@ def _lower(
         return
     waiting = _waiting(waits, findings)
     if set(_signs(ends, waiting, Counter(), context(comms[0]), device).idle) - blamed:
-        for f in inits:
+        _make_inferred(inits)
+
+
+def _make_inferred(found: Iterable[Finding]) -> None:
+    for f in found:
+        if f.details["confidence"] == "observed":
             f.details["confidence"] = "inferred"
 
 
@@ -185,9 +190,7 @@ def _judge(
     idle = set(signs.idle) - blamed
     if (busy := _busy(ends, waits)) >= blamed and idle & busy:
         idle -= busy
-        for f in causes:
-            if f.details["confidence"] == "observed":
-                f.details["confidence"] = "inferred"
+        _make_inferred(causes)
     # Of a rank that is outside NCCL the others' kernels may have filled their queues.
     inside = all(ends[who][0].process.inside_now() for who in blamed if who in ends)
     inside = inside and not blamed & waiting
@@ -206,7 +209,9 @@ def _judge(
     if hung is None and in_transfers and len(idle | held) > 1:
         # Those who are blamed may wait for the others over sends and receives only.
         hung = _common(idle | held, comms)
-    if hung is None and (hung := _common(wanted, comms, used=False)) is None:
+    if hung is None:
+        # They share nothing by which one of them could tell of it: those may be held all the same.
+        _make_inferred(causes)
         return None
     kept = [e for e in hung.members() if e.process.who in wanted]
     f = hung_finding(hung, kept, plain, context(hung))
@@ -263,6 +268,8 @@ def _signs(
             continue
         if p.coverage is None or p.coverage.alive is None:
             continue  # nobody watched it: that no more is written of it is no silence
+        if not p.last_call:
+            continue  # its device was given nothing
         if any(e.base != "exact" for e in mine):
             continue  # attached late: it may lack somebody at a place that is not known
         if is_silent(p, ctx.now, ctx.options.silent_after):
@@ -326,14 +333,11 @@ def _is_warm(part: Part) -> bool:
     return len(before) > 0
 
 
-def _common(
-    who: set[Hashable], comms: list[Communicator], used: bool = True
-) -> Communicator | None:
-    """The smallest communicator that all of these are in; ``used``: with a collective."""
+def _common(who: set[Hashable], comms: list[Communicator]) -> Communicator | None:
+    """The smallest communicator that all of these are in, and that was used."""
     fit = [
         c
         for c in comms
-        if (c.closed or not used)
-        and who <= {e.process.who for e in c.endpoints.values() if e.end is None}
+        if c.closed and who <= {e.process.who for e in c.endpoints.values() if e.end is None}
     ]
     return min(fit, key=lambda c: (len(c.endpoints), c.key), default=None)
