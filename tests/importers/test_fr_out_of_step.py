@@ -64,3 +64,17 @@ def test_the_call_of_all_comes_too_early(odd: int, tmp_path: Path) -> None:
         done = group in "12" and not there
         job.all(group, 1.1 + t / 100, *([odd] if there else []), done=done)
     assert Result(job.write(tmp_path)).blamed == {odd}
+
+
+@pytest.mark.parametrize(("odd", "group", "other"), [(0, "2", 3), (0, "4", 1), (1, "3", 0)])
+def test_nobody_is_named_where_a_second_rank_is_lacked_as_well(
+    odd: int, group: str, other: int, tmp_path: Path
+) -> None:
+    """One has come too early to the call of all; another one left out a call of its group."""
+    job = _four()
+    job.ranks[odd].call("0", 1.0, done=False)
+    for t, name in enumerate("12340"):
+        absent = [r for r in (odd,) if r in job.groups[name][1]]
+        absent += [other] if name == group else []
+        job.all(name, 1.1 + t / 100, *absent, done=name in "12" and not absent)
+    assert Result(job.write(tmp_path)).blamed == set()

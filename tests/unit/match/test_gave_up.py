@@ -142,3 +142,55 @@ def test_a_rank_that_was_detached_from_is_not_gone_when_the_others_give_up() -> 
     give_up(comms[:3], 103, "abort")
     (f,) = analyze_job(job)
     assert f.details["missing_rank_status"][0]["heartbeat"] == "stale"
+
+
+@pytest.mark.parametrize(
+    ("first", "ended", "told"),
+    [
+        (True, True, ("open", "error")),
+        (True, False, ("resolved", "error")),
+        (False, True, ("resolved", "notice")),
+    ],
+    ids=["the end of the job", "the late one lives on", "nobody gave up before"],
+)
+def test_a_delay_for_which_the_others_gave_up_stays_where_it_was_the_end(
+    first: bool, ended: bool, told: tuple[str, str]
+) -> None:
+    """Rank 2 comes 100 s late; the others had ended 12 s before, or end when it has come."""
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    for c in comms[:2]:
+        c.proc.call(c, AR, 2)
+    comms[2].proc.call(comms[2], AR, 102)
+    until = 90 if first else 103
+    for c in comms[:2]:
+        c.proc.cover(0.5, until)
+        c.proc.comm_end(c, until, "abort")
+        c.proc.end(until + 0.2, code=1)
+    comms[2].proc.cover(0.5, 103)
+    comms[2].proc.comm_end(comms[2], 103, "abort")
+    if ended:
+        comms[2].proc.end(103.2, code=1)
+    else:
+        comms[2].proc.cover(104, 140)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.state, f.severity) == ("delayed_collective_enter", *told)
+
+
+def test_an_initialisation_that_the_abort_broke_off_had_waited() -> None:
+    """Rank 2 does not come to a new communicator; the others abort the old one."""
+    job = Job()
+    comms = job.world(3)
+    for c in comms:
+        c.proc.call(c, AR, 1)
+    cover(job, 202)
+    give_up(comms[:2], 202)
+    for r, c in enumerate(comms[:2]):
+        c.proc.call(None, INIT, 2, dur=201.5, rc=3, uid_hash="d" * 16, nranks=3, rank=r)
+    for c in comms:
+        c.proc.cover(204, 220)
+    (f,) = analyze_job(job)
+    assert (f.hang_type, f.role) == ("comm_init_missing_enter", "root_cause")
+    assert f.details["missing_comm_ranks"] == [2]
