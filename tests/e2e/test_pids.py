@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
