@@ -8,6 +8,8 @@ import pytest
 from support.analysis import Run, analyze_job, cover, hang, steps
 from support.tracegen import Host, Job, unix
 
+from nccluprobe.match.options import SECOND
+
 
 def test_the_published_example_field_by_field() -> None:
     job, _, t = hang()
@@ -323,3 +325,10 @@ def test_what_a_collector_told_just_before_the_limit_will_do(
             f.state for f in run.scan(unix(t + at)) if f.hang_type != "delayed_collective_enter"
         ]
     assert states == found
+
+
+def test_a_finding_tells_the_limits_that_it_was_found_by() -> None:
+    job, _, _ = hang()
+    (f,) = analyze_job(job, error_after=120 * SECOND)
+    limits = {"missing_after_s": 60.0, "late_after_s": 30.0, "error_after_s": 120.0}
+    assert f.to_json()["limits"] == limits

@@ -37,6 +37,7 @@ def test_a_rank_that_another_one_waits_for_while_a_third_is_silent_too_is_not_bl
     assert (absence.role, absence.downstream_of) == ("downstream", stuck.id)
     assert stuck.details["confidence"] == "inferred" and stuck.severity == "error"
     assert stuck.details["expected_nranks"] == 3
+    assert "a call that all entered, ncclAllReduce #4 or one before," in stuck.details["summary"]
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -150,3 +150,20 @@ def test_a_communicator_is_forgotten_when_all_have_left_it_and_no_trace_is_behin
         run.scan(unix(t + 1))
         held.append(len(run.analysis.matcher.comms))
     assert held == [1, 1, 0]
+
+
+def test_what_a_communicator_lacked_at_its_end_is_told_as_long_as_it_holds() -> None:
+    """Rank 0 ends it and has made no send; rank 1, which waits for that, ends it later."""
+    job = Job()
+    comms = job.world(2)
+    comms[1].proc.call(comms[1], "ncclRecv", 1.0, peer=0, count=1 << 24)
+    for c, t in zip(comms, (30.0, 62.0), strict=True):
+        c.proc.comm_end(c, t)
+    cover(job.procs, 400)
+    run = Run(job)
+    run.all()
+    for _ in range(3):
+        run.scan()
+        (f,) = run.analysis.matcher.book.all()
+        assert (f.hang_type, f.state) == ("p2p_unmatched", "open")
+        assert [who["rank"] for who in f.named] == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.analysis import analyze_job, cover, steps
 from support.tracegen import Comm, Job
 
@@ -10,11 +11,11 @@ from nccluprobe.match.names import everyone, unobserved_text
 HASH = "00000000000000aa"
 
 
-def upper_half(n: int = 2) -> tuple[Job, list[Comm]]:
-    """Ranks 4 and up of a job are ranks 0 and up of a communicator."""
+def upper_half(n: int = 2, first: int = 4) -> tuple[Job, list[Comm]]:
+    """Ranks ``first`` and up of a job are ranks 0 and up of a communicator."""
     job = Job()
     for rank in range(n):
-        job.proc(4 + rank)
+        job.proc(first + rank)
     return job, [p.comm(HASH, rank, n) for rank, p in enumerate(job.procs)]
 
 
@@ -73,6 +74,17 @@ def test_one_number_is_said_once() -> None:
     text = summary(job, end + 400, "p2p_unmatched")
     assert text.startswith("Rank 0 has not made a send: rank 1 is inside ncclRecv #0")
     assert "of the job" not in text
+
+
+@pytest.mark.parametrize(("first", "ranks"), [(4, {0: 4, 1: 5}), (0, {})])
+def test_a_finding_has_the_ranks_of_the_job_where_they_are_others(
+    first: int, ranks: dict[int, int]
+) -> None:
+    job, comms = upper_half(first=first)
+    end = steps(comms, 20)
+    comms[1].proc.enter(comms[1], "ncclRecv", end, peer=0)
+    cover(job.procs, end + 400)
+    assert [f.job_ranks for f in analyze_job(job)] == [ranks]
 
 
 def test_one_member_that_is_observed_is_not_all_of_them() -> None:

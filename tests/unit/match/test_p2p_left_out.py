@@ -241,3 +241,37 @@ def test_a_half_that_does_not_fit_the_next_operation_is_of_no_later_step(
     messages.exchange(comms, 2, 3.0, sizes, stream=0)
     cover(job.procs, 400)
     assert roots(analyze_job(job)) == [said]
+
+
+def test_a_call_that_was_lost_is_not_left_out_by_who_made_it() -> None:
+    """Rank 0's record of its AllReduce is lost: what it sends then is rank 1's first receive."""
+    job = Job()
+    zero, one = job.world(2)
+    messages.post(one, SEND, 0, 1.0, count=8)
+    messages.post(zero, RECV, 1, 1.0, count=8)
+    for c in (zero, one):
+        c.proc.call(c, AR, 1.1, lost=c is zero)
+    messages.post(one, RECV, 0, 1.2)
+    messages.post(one, RECV, 0, 1.3)
+    messages.post(zero, SEND, 1, 1.3)
+    for c in (zero, one):
+        c.proc.cover(0.5, 0.9)
+        c.proc.cover(2.0, 400, lost_kernel=int(c is zero))
+    (f,) = analyze_job(job)
+    assert (f.role, f.details["reason"]) == ("unknown", "probe_event_loss_possible")
+
+
+def test_a_group_whose_end_was_lost_does_not_hold_what_is_not_in_it() -> None:
+    """Rank 1 sends in two groups whose ends are lost; rank 0 waits for a receive of it."""
+    job = Job()
+    zero, one = job.world(2)
+    for c in (zero, one):
+        c.proc.call(c, AR, 1.0)
+    to = {"peer": 1, "count": BIG}
+    zero.proc.group([(zero, SEND, to), (zero, RECV, to)], 3.0, state="inside")
+    for t in (2.0, 3.0):
+        one.proc.group([(one, SEND, {"peer": 0, "count": BIG})], t, lost=True)
+    for c in (zero, one):
+        c.proc.cover(0.5, 1.5)
+        c.proc.cover(4.0, 400, lost_kernel=2 * (c is one))
+    assert roots(analyze_job(job)) == [("call_skipped", [1])]
