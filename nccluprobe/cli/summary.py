@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator
 from nccluprobe import procinfo
 from nccluprobe.cli.ends import end_notes
 from nccluprobe.importers.run import Imported
+from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.names import named, numbers
 from nccluprobe.match.pipeline import Analysis
@@ -27,22 +28,19 @@ _TRY = "try --missing-after"
 def _open_waits(matcher: Matcher) -> Iterator[tuple[Wait, float]]:
     """Waits without a finding, and since how many seconds; oldest first."""
     for w in sorted(matcher.waits, key=lambda w: w.order):
-        until = max((_there_until(matcher, e.process) for e in w.entered), default=0)
+        until = max((_waits_until(matcher, e) for e in w.entered), default=0)
         waited = (until - w.first) / 1e9
         unseen = all(e.process.found_gone for e in w.entered)
         if all(e.end is not None for e in (*w.entered, *w.absent)):
             continue  # all have ended the communicator: as they agreed to
-        if (gave_up := _given_up(w)) is not None:
-            until = min(until, gave_up)
-            waited = (until - w.first) / 1e9
         if w.finding is None and w.cause is None and w.absent and (waited >= 1 or unseen):
             yield w, waited
 
 
-def _given_up(w: Wait) -> int | None:
-    """When all that waited had ended the communicator, unix ns; None: some have not."""
-    ends = [e.end.t for e in w.entered if e.end is not None]
-    return max(ends) if len(ends) == len(w.entered) else None
+def _waits_until(matcher: Matcher, e: Endpoint) -> int:
+    """Until when a member can have waited, unix ns: as its process, or till it ended this one."""
+    there = _there_until(matcher, e.process)
+    return there if e.end is None else min(there, e.end.t)
 
 
 def _there_until(matcher: Matcher, p: Process) -> int:
@@ -67,8 +65,9 @@ def waiting_notes(matcher: Matcher) -> list[str]:
         if waited < limit and not any(e.process.in_phase for e in w.absent):
             short.append((w, waited))
         least = " or more" if all(e.process.found_gone for e in w.entered) else ""
-        what = "waiting" if _given_up(w) is None else "waited"
-        then = "" if what == "waiting" else " before they ended the communicator"
+        over = all(e.end is not None for e in w.entered)
+        what = "waited" if over else "waiting"
+        then = " before they ended the communicator" if over else ""
         found.append(
             f"{what} for {waited:.0f} s{least}{then}, no finding: {named(w.entered, where)} in "
             f"{w.label}; not there: {away}"

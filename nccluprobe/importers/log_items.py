@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -103,20 +104,7 @@ def _rank(comms: list[LogComm]) -> int | None:
 def _batch(source: int, comm: LogComm) -> m.Batch:
     columns = [np.array(c, np.int64) for c in zip(*comm.calls, strict=True)]
     order, idx, sig, t, thread, stream = columns
-    n = len(idx)
-    return m.Batch(
-        source=source,
-        comm=comm.id,
-        ord=order,
-        idx=idx,
-        sig=sig.astype(np.int32),
-        t_enter=t,
-        t_exit=t,
-        rc=np.zeros(n, np.int32),
-        group=np.zeros(n, np.int64),
-        thread=thread,
-        stream=stream,
-    )
+    return m.Batch(**_shared(source, comm, order, idx, sig, t, thread), stream=stream)
 
 
 def _p2p_batch(source: int, comm: LogComm) -> m.P2PBatch:
@@ -124,20 +112,33 @@ def _p2p_batch(source: int, comm: LogComm) -> m.P2PBatch:
     send, peer, order, idx, sig, t, thread = columns
     # Groups do not show: two sends head to head may be one group with their receives, which
     # cannot hold up itself. So none waits for another: each has a stream of its own.
-    stream = _STREAMS + comm.id * _STREAMS + idx
-    n = len(idx)
     return m.P2PBatch(
-        source=source,
-        comm=comm.id,
+        **_shared(source, comm, order, idx, sig, t, thread),
         send=send.astype(np.bool_),
         peer=peer.astype(np.int32),
-        ord=order,
-        idx=idx,
-        sig=sig.astype(np.int32),
-        t_enter=t,
-        t_exit=t,
-        rc=np.zeros(n, np.int32),
-        group=np.zeros(n, np.int64),
-        thread=thread,
-        stream=stream,
+        stream=_STREAMS + comm.id * _STREAMS + idx,
     )
+
+
+def _shared(
+    source: int,
+    comm: LogComm,
+    order: m.Int64,
+    idx: m.Int64,
+    sig: m.Int64,
+    t: m.Int64,
+    thread: m.Int64,
+) -> dict[str, Any]:
+    """Columns of collectives, and of sends and receives: a line is a call that has returned."""
+    return {
+        "source": source,
+        "comm": comm.id,
+        "ord": order,
+        "idx": idx,
+        "sig": sig.astype(np.int32),
+        "t_enter": t,
+        "t_exit": t,
+        "rc": np.zeros(len(idx), np.int32),
+        "group": np.zeros(len(idx), np.int64),
+        "thread": thread,
+    }

@@ -7,7 +7,7 @@ holds its members as much as one that lacks somebody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
@@ -205,34 +205,49 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
     if len(members) < len(comm.members()):
         return None  # some of them stand in something else
     signature = ctx.table[oldest[0][2]]
+    n = len(members)
+    f = _stuck_finding(("not complete", *comm.key, w.seq), w, members, signature.api, newest, ctx)
+    f.details["signature"] = signature.text()
+    f.details["summary"] = (
+        f"{everyone(n, comm.label, comm.complete_view)} entered {signature.api} #{w.seq}, and "
+        f"{'has not' if n == 1 else 'none of them has'} completed it for {seconds(waited):.1f} s: "
+        f"{_why_not(comm)}."
+    )
+    return f
+
+
+def _stuck_finding(
+    key: tuple[Hashable, ...],
+    w: Wait,
+    members: Sequence[Endpoint],
+    api: str | None,
+    newest: int,
+    ctx: Context,
+) -> Finding:
+    """``members`` have all come, the last at ``newest``, unix ns; it lacks its summary."""
+    comm, waited = w.comm, ctx.now - newest
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
-    details: dict[str, Any] = {
-        **on_communicator(
-            comm,
-            signature.api,
-            ranks,
-            "all_inside",
-            "observed" if comm.complete_view else "reduced",
-            waited_s=seconds(waited),
-            lossy=lost_any(members),
-        ),
-        "signature": signature.text(),
-        "first_entered_unix_ns": w.first,
-        "unobserved_comm_ranks": len(comm.unobserved()),
-        "summary": (
-            f"{everyone(len(ranks), comm.label, comm.complete_view)} entered {signature.api} "
-            f"#{w.seq}, and {'has not' if len(ranks) == 1 else 'none of them has'} completed it "
-            f"for {seconds(waited):.1f} s: {_why_not(comm)}."
-        ),
-    }
     return Finding(
-        key=("not complete", *comm.key, w.seq),
+        key=key,
         hang_type="collective_all_ranks_stuck",
         run_id=ctx.run_id,
         comm_uid_hash=comm.key.hash,
         comm_seq=w.seq,
         detected_at=ctx.now,
-        details=details,
+        details={
+            **on_communicator(
+                comm,
+                api,
+                ranks,
+                "all_inside",
+                "observed" if comm.complete_view else "reduced",
+                waited_s=seconds(waited),
+                lossy=lost_any(members),
+            ),
+            "signature": None,
+            "first_entered_unix_ns": w.first,
+            "unobserved_comm_ranks": len(comm.unobserved()),
+        },
         severity="error" if waited >= ctx.options.error_after else "notice",
         role="root_cause",
         job=ctx.job,
@@ -259,42 +274,14 @@ def transfers_not_complete(
     waited = ctx.now - newest
     if waited < ctx.options.missing_after:
         return []
-    details: dict[str, Any] = {
-        **on_communicator(
-            comm,
-            w.api,
-            [sender, receiver],
-            "all_inside",
-            "observed" if comm.complete_view else "reduced",
-            waited_s=seconds(waited),
-            lossy=lost_any(w.entered),
-        ),
-        "signature": None,
-        "first_entered_unix_ns": w.first,
-        "unobserved_comm_ranks": len(comm.unobserved()),
-        "summary": (
-            f"{capital(named(w.entered))} have both posted {w.api} #{order} from rank {sender} to "
-            f"rank {receiver} of communicator {comm.label}, and it is not complete for "
-            f"{seconds(waited):.1f} s: {_why_not(comm)}."
-        ),
-    }
-    return [
-        Finding(
-            key=("not complete", *comm.key, sender, receiver, order),
-            hang_type="collective_all_ranks_stuck",
-            run_id=ctx.run_id,
-            comm_uid_hash=comm.key.hash,
-            comm_seq=None,
-            detected_at=ctx.now,
-            details=details,
-            severity="error" if waited >= ctx.options.error_after else "notice",
-            role="root_cause",
-            job=ctx.job,
-            coverage=coverage_of(comm, ctx.now, ctx.options.silent_after),
-            since=newest,
-            waiters=tuple(e.process.who for e in w.entered),
-        )
-    ]
+    key = ("not complete", *comm.key, sender, receiver, order)
+    f = _stuck_finding(key, w, w.entered, w.api, newest, ctx)
+    f.details["summary"] = (
+        f"{capital(named(w.entered))} have both posted {w.api} #{order} from rank {sender} to "
+        f"rank {receiver} of communicator {comm.label}, and it is not complete for "
+        f"{seconds(waited):.1f} s: {_why_not(comm)}."
+    )
+    return [f]
 
 
 def _lanes(w: Wait) -> tuple[tuple[bool, int], tuple[bool, int]]:

@@ -92,15 +92,21 @@ class Matcher(State):
         self.settle()
         self.errors.settle(self.processes, self.endpoints, self.of_source, final=now is None)
         self._closing = closing(self, self._nows)
+        contexts: dict[CommKey, Context] = {}
         try:
-            return self._findings(now)
+            current = self._judge_all(now, contexts)
+            newest = max(self._nows.values(), default=0) if now is None else now
+            written = self.book.update(current, newest)
+            told = {f.job for f in current}
+            keep = {job for job in self._closing.jobs if self._labels.get(job) in told}
         finally:
             self._closing.undo()
+        self._clean_up(contexts, keep)
+        return written
 
-    def _findings(self, now: int | None) -> list[Finding]:
-        """Judge what is open as of the moments that are set."""
+    def _judge_all(self, now: int | None, contexts: dict[CommKey, Context]) -> list[Finding]:
+        """Judge what is open as of the moments that are set; fills ``contexts``."""
         current = self._disagreements(final=now is None)
-        contexts: dict[CommKey, Context] = {}
         supposed = Supposed()
         for key, comm in sorted(self.comms.items()):
             contexts[key] = ctx = self._context(comm)
@@ -151,13 +157,7 @@ class Matcher(State):
         self._note_missed(waits)
         self._name(current)
         supposed.undo()
-        newest = max(self._nows.values(), default=0) if now is None else now
-        written = self.book.update(current, newest)
-        told = {f.job for f in current}
-        keep = {job for job in self._closing.jobs if self._labels.get(job) in told}
-        self._closing.undo()
-        self._clean_up(contexts, keep)
-        return written
+        return current
 
     def heard(self, source: int, now: int) -> None:
         """A source has been read to its end, at this moment of the analyzer's clock, unix ns."""

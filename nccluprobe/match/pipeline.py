@@ -41,11 +41,11 @@ class Analysis:
 
         To be asked when all is read.
         """
-        m, boots = self.matcher, self.decoder.boots
-        wrong = {} if self.skews else skews(m.processes.values(), m.endpoints.values())
+        matcher, boots = self.matcher, self.decoder.boots
+        wrong = {} if self.skews else skews(matcher.processes.values(), matcher.endpoints.values())
         if not wrong:
             return None
-        other = Analysis(m.options, self._native)
+        other = Analysis(matcher.options, self._native)
         other.skews, other.kept = wrong, self.kept
         right = {boot: boots.offsets[boot] - ahead for boot, ahead in wrong.items()}
         other.decoder.boots = Boots(right, frozenset(right))

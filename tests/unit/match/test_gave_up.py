@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.analysis import analyze_job, blamed
+from support.analysis import analyze_job, blamed, cover, steps
 from support.tracegen import Comm, Job
 
 AR, SEND, INIT, ABORT = "ncclAllReduce", "ncclSend", "ncclCommInitRankConfig", "ncclCommAbort"
 BIG = 1 << 24
 
 
-def cover(job: Job, end: float, **more: Any) -> None:
-    for p in job.procs:
-        p.cover(0.5, end, **more)
+def missed(n: int) -> tuple[Job, list[Comm]]:
+    """The last rank does not come to the second call of all, at 2 s."""
+    job = Job()
+    comms = job.world(n)
+    steps(comms[:-1], 1, start=steps(comms, 1, step=1.0))
+    return job, comms
 
 
 def give_up(comms: list[Comm], t: float, ends: str = "") -> None:
@@ -39,7 +42,7 @@ def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(who: int, ends: str)
         c.proc.call(c, AR, 1)
         if i >= who:
             c.proc.enter(c, AR, 2)
-    cover(job, 205, main="nccl", in_flight=1)
+    cover(job.procs, 205, main="nccl", in_flight=1)
     give_up(comms[:who], 205, ends)
     for c in comms[:who]:
         c.proc.call(c, AR, 2, dur=205, rc=3)
@@ -53,23 +56,18 @@ def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(who: int, ends: str)
 
 
 @pytest.mark.parametrize("ends", ["", "abort"])
-@pytest.mark.parametrize(("stood", "severity"), [(90.0, "error"), (250.0, "error")])
+@pytest.mark.parametrize("stood", [90.0, 250.0])
 def test_who_was_missed_is_told_and_it_is_an_error_as_the_others_gave_up(
-    stood: float, severity: str, ends: str
+    stood: float, ends: str
 ) -> None:
     """An absence of this length is only a notice where nobody gives up."""
-    job = Job()
-    comms = job.world(4)
-    for c in comms:
-        c.proc.call(c, AR, 1)
-    for c in comms[:3]:
-        c.proc.call(c, AR, 2)
-    cover(job, 2 + stood)
+    job, comms = missed(4)
+    cover(job.procs, 2 + stood)
     give_up(comms[:3], 2 + stood, ends)
     for c in comms if not ends else comms[3:]:
         c.proc.cover(4 + stood, 20 + stood)
     (f,) = analyze_job(job)
-    assert (f.hang_type, f.severity, f.role) == ("collective_missing_enter", severity, "root_cause")
+    assert (f.hang_type, f.severity, f.role) == ("collective_missing_enter", "error", "root_cause")
     assert blamed([f]) == {3}
 
 
@@ -77,9 +75,8 @@ def test_a_call_that_the_abort_broke_off_had_been_made() -> None:
     """Both send first; each is inside its send until it aborts."""
     job = Job()
     a, b = job.world(2)
-    for c in (a, b):
-        c.proc.call(c, AR, 1)
-    cover(job, 202, main="nccl", in_flight=1)
+    steps([a, b], 1)
+    cover(job.procs, 202, main="nccl", in_flight=1)
     for c, peer in ((a, 1), (b, 0)):
         c.proc.comm_end(c, 202, "abort")
         c.proc.call(c, ABORT, 202, dur=0.01)
@@ -92,9 +89,8 @@ def test_a_job_that_went_on_after_it_had_given_up_is_judged_by_what_it_does_now(
     """All abort and make another communicator, in which rank 1 is missed."""
     job = Job()
     old = job.world(3)
-    for c in old:
-        c.proc.call(c, AR, 1)
-    cover(job, 100)
+    steps(old, 1)
+    cover(job.procs, 100)
     give_up(old, 100)
     new = [c.proc.comm("b" * 16, r, 3) for r, c in enumerate(old)]
     for c in new:
@@ -113,13 +109,8 @@ def test_a_job_that_went_on_after_it_had_given_up_is_judged_by_what_it_does_now(
 )
 def test_who_aborts_as_it_was_told_to_end_has_not_given_up(told: dict[str, Any] | None) -> None:
     """Its handler of SIGTERM aborts first: the others had waited for a checkpoint."""
-    job = Job()
-    comms = job.world(4)
-    for c in comms:
-        c.proc.call(c, AR, 1)
-    for c in comms[:3]:
-        c.proc.call(c, AR, 2)
-    cover(job, 102)
+    job, comms = missed(4)
+    cover(job.procs, 102)
     give_up(comms, 102)
     for c in comms:
         if told is not None:
@@ -132,8 +123,7 @@ def test_who_aborts_as_it_was_told_to_end_has_not_given_up(told: dict[str, Any] 
 def test_a_rank_that_was_detached_from_is_not_gone_when_the_others_give_up() -> None:
     job = Job()
     comms = job.world(4)
-    for c in comms:
-        c.proc.call(c, AR, 1)
+    steps(comms, 1)
     comms[3].proc.cover(0.5, 2)
     comms[3].proc.end(2, "detached")
     for c in comms[:3]:
@@ -157,12 +147,7 @@ def test_a_delay_for_which_the_others_gave_up_stays_where_it_was_the_end(
     first: bool, ended: bool, told: tuple[str, str]
 ) -> None:
     """Rank 2 comes 100 s late; the others had ended 12 s before, or end when it has come."""
-    job = Job()
-    comms = job.world(3)
-    for c in comms:
-        c.proc.call(c, AR, 1)
-    for c in comms[:2]:
-        c.proc.call(c, AR, 2)
+    job, comms = missed(3)
     comms[2].proc.call(comms[2], AR, 102)
     until = 90 if first else 103
     for c in comms[:2]:
@@ -183,9 +168,8 @@ def test_an_initialisation_that_the_abort_broke_off_had_waited() -> None:
     """Rank 2 does not come to a new communicator; the others abort the old one."""
     job = Job()
     comms = job.world(3)
-    for c in comms:
-        c.proc.call(c, AR, 1)
-    cover(job, 202)
+    steps(comms, 1)
+    cover(job.procs, 202)
     give_up(comms[:2], 202)
     for r, c in enumerate(comms[:2]):
         c.proc.call(None, INIT, 2, dur=201.5, rc=3, uid_hash="d" * 16, nranks=3, rank=r)
