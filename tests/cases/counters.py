@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import orjson
+from support.ras_report import ras_report
 from support.tracegen import Job
 
 from cases.kit import case
-
-_NAMES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 
 
 class Reports(Job):
@@ -24,38 +22,9 @@ class Reports(Job):
         folder = out / "ras"
         folder.mkdir(parents=True)
         for time, counts in self.by_time.items():
-            data = orjson.dumps(_report(time, counts), option=orjson.OPT_INDENT_2)
+            data = orjson.dumps(ras_report(time, counts), option=orjson.OPT_INDENT_2)
             (folder / f"{time.replace(':', '')}.json").write_bytes(data + b"\n")
         return folder
-
-
-def _report(time: str, counts: dict[int, int]) -> dict[str, Any]:
-    ranks = [
-        {
-            "rank": rank,
-            "host": "node0",
-            "pid": 1000 + rank,
-            "cuda_dev": rank,
-            "nvml_dev": rank,
-            "status": {"init_state": 0, "async_error": 0, "abort_flag": False},
-            "collective_counts": {**dict.fromkeys(_NAMES, 7), "AllReduce": count},
-        }
-        for rank, count in counts.items()
-    ]
-    comm = {
-        "hash": "0xa1349768e9517ed7",
-        "size": len(ranks),
-        "ranks_count": len(ranks),
-        "missing_ranks_count": 0,
-        "ranks": ranks,
-        "missing_ranks": [],
-    }
-    return {
-        "nccl_version": "2.29.1",
-        "timestamp": f"2026-06-19 {time}",
-        "communicators_count": 1,
-        "communicators": [comm],
-    }
 
 
 @case(

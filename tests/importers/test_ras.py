@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ras_report import ras_report
 
 from importers.reading import Result
 
@@ -62,36 +63,9 @@ def text(path: Path, warnings: str, t: int, errors: str = "") -> Path:
 
 
 def report(t: int, counts: dict[int, int], **other: Any) -> dict[str, Any]:
-    names = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
-    return {
-        "nccl_version": "2.29.1",
-        "timestamp": f"2026-06-19 06:{t // 60:02}:{t % 60:02}",
-        "communicators_count": 1,
-        "communicators": [
-            {
-                "hash": "0xa1349768e9517ed7",
-                "secondary_hash": "0x1:0x2",
-                "size": 4,
-                "ranks_count": len(counts),
-                "missing_ranks_count": 0,
-                "ranks": [
-                    {
-                        "rank": rank,
-                        "host": "10.0.77.184",
-                        "pid": 100 + rank,
-                        "cuda_dev": rank,
-                        "nvml_dev": rank,
-                        "status": {"init_state": 0, "async_error": 0, "abort_flag": False},
-                        "collective_counts": {**dict.fromkeys(names, 7), "AllReduce": count},
-                    }
-                    for rank, count in counts.items()
-                ],
-                "missing_ranks": [],
-                **other,
-            }
-        ],
-        "ras": {"collection_time_sec": 0.0, "timeouts_count": 0},
-    }
+    more = {"secondary_hash": "0x1:0x2", "size": 4} | other
+    made = ras_report(f"06:{t // 60:02}:{t % 60:02}", counts, "10.0.77.184", 100, **more)
+    return made | {"ras": {"collection_time_sec": 0.0, "timeouts_count": 0}}
 
 
 def write(path: Path, content: dict[str, Any], broken: bool = False) -> Path:
