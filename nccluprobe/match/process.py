@@ -15,6 +15,8 @@ from nccluprobe.nccl.api import BY_NAME, Kind
 
 _KEPT_GAPS = 4096
 _KEPT_LOSSES = 1024
+#: States of a main thread before it may give up or be killed: of thousands of processes.
+_KEPT_STATES = 32
 _KEPT_GROUPS = 64
 _KEPT_QUEUED = 4096
 _KEPT_WAITS = 512
@@ -113,7 +115,7 @@ class Process:
     gave_up: int = 0
     #: What its main thread did, while alive: since when, the state, the system call.
     _mains: deque[tuple[int, str, str | None]] = field(
-        default_factory=lambda: deque(maxlen=_KEPT_LOSSES)
+        default_factory=lambda: deque(maxlen=_KEPT_STATES)
     )
     #: Calls that failed after they had waited, and when.
     _broken_off: deque[tuple[Inside, int]] = field(default_factory=lambda: deque(maxlen=_KEPT_GAPS))
@@ -203,7 +205,9 @@ class Process:
         if self.coverage is None or self.coverage.main != c.main:
             self.main_since = c.t
         self.coverage = c
-        if c.alive is not False and (not self._mains or self._mains[-1][1:] != (c.main, c.syscall)):
+        # What it does after it gave up is not what it did before.
+        before = c.alive is not False and not self.last_call < self.gave_up < c.t
+        if before and (not self._mains or self._mains[-1][1:] != (c.main, c.syscall)):
             self._mains.append((c.t, c.main, c.syscall))
         self.first_coverage = self.first_coverage or c.t
         if c.alive is not False:

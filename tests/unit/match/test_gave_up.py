@@ -178,3 +178,21 @@ def test_an_initialisation_that_the_abort_broke_off_had_waited() -> None:
     (f,) = analyze_job(job)
     assert (f.hang_type, f.role) == ("comm_init_missing_enter", "root_cause")
     assert f.details["missing_comm_ranks"] == [2]
+
+
+@pytest.mark.parametrize(("main", "named"), [("stopped", {3}), ("running", set())])
+def test_what_a_rank_did_before_it_gave_up_counts_however_long_it_did_else_since(
+    main: str, named: set[int]
+) -> None:
+    """Rank 3 has queued a call on a pair, and is missed by the others; then all abort, and live."""
+    job, comms = missed(4)
+    for r, c in enumerate(comms):
+        c.proc.cover(0.5, 200, main=main if r == 3 else "nccl")
+    pair = [comms[r].proc.comm("b" * 16, n, 2, t=1.5) for n, r in enumerate((2, 3))]
+    pair[1].proc.call(pair[1], AR, 1.9, stream=0)
+    give_up(comms, 200)
+    for c in comms:
+        for i in range(100):
+            c.proc.coverage(203.0 + i, main=("running", "nccl")[i % 2])
+    found = [f for f in analyze_job(job) if f.role == "root_cause"]
+    assert blamed(found) == named
