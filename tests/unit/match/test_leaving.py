@@ -102,6 +102,23 @@ def test_a_call_after_the_others_have_come_to_an_orderly_end_is_one_too_many(
     assert blamed([f]) == {3}
 
 
+@pytest.mark.parametrize(
+    "end", [{"how": "signaled", "signal": 15}, {"in_flight": 1}], ids=["told to end", "in a call"]
+)
+def test_a_call_after_ends_that_are_not_orderly_is_not_one_too_many(end: dict[str, Any]) -> None:
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps(comms[3:], 1, start=t)
+    for c in comms[:3]:
+        c.proc.cover(0.5, t + 2)
+        c.proc.end(t + 2.5, **end)
+    cover(job.procs[3:], t + 400)
+    (f,) = analyze_job(job)
+    assert f.hang_type == "collective_missing_enter"
+    assert blamed([f]) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("n", [4, 5])
 def test_who_may_only_have_made_the_call_too_many_is_not_named(n: int) -> None:
     """Rank 1 has lost a record: beside others that surely did not come it may have come."""
