@@ -246,6 +246,12 @@ def summary_of(
         notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
     if looks := len(matcher.standing.looks):
         notes.append(f"{looks} processes were looked at from outside, by inspect or by NCCL RAS")
+    if not matcher.orders.complete:
+        notes.append(
+            "too many communicators to compare the order of calls on each two of them: "
+            f"{matcher.orders.compared} pairs were compared, so a rank that uses two in another "
+            "order than the others may not be found"
+        )
     if matcher.orphans:
         notes.append(f"{matcher.orphans} calls on communicators without a line")
     if counts.captured:

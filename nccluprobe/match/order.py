@@ -28,8 +28,10 @@ from nccluprobe.match.process import Actor
 from nccluprobe.match.status import coverage_of, unseen
 from nccluprobe.match.waits import Wait
 
-#: Pairs of communicators looked at in one scan: more are of no help to a reader.
+#: Pairs of communicators that are compared in one scan.
 _MOST = 4096
+#: Steps in which pairs are looked for: 4,096 ranks of 10 communicators take 200,000.
+_STEPS = 1 << 20
 
 
 _Members = dict[Actor, Endpoint]
@@ -171,20 +173,25 @@ def _pairs(
     chosen: dict[CommKey, Communicator],
     members: dict[CommKey, _Members],
     of_actor: dict[Actor, list[CommKey]],
-) -> dict[tuple[CommKey, CommKey], tuple[Communicator, Communicator]]:
-    """Pairs of communicators that somebody uses both, the first ones by their keys.
+) -> tuple[dict[tuple[CommKey, CommKey], tuple[Communicator, Communicator]], bool]:
+    """Pairs of communicators that two actors or more use both, the first ones by their keys,
+    and whether that is all of them.
 
     Ranks of thousands of communicators have millions of pairs: no more are made than looked at.
     """
-    place = {key: i for i, key in enumerate(chosen)}
+    place = {key: i for i, key in enumerate(sorted(chosen))}
     pairs: dict[tuple[CommKey, CommKey], tuple[Communicator, Communicator]] = {}
-    for key in sorted(chosen):
-        others = {k for a in members[key] for k in of_actor[a] if place[k] > place[key]}
-        for other in sorted(others):
-            pairs[key, other] = (chosen[key], chosen[other])
+    steps = 0
+    for key in place:
+        steps += sum(len(of_actor[a]) for a in members[key])
+        if steps > _STEPS:
+            return pairs, False
+        shared = Counter(k for a in members[key] for k in of_actor[a] if place[k] > place[key])
+        for other in sorted(k for k, n in shared.items() if n > 1):
             if len(pairs) == _MOST:
-                return pairs
-    return pairs
+                return pairs, False
+            pairs[key, other] = (chosen[key], chosen[other])
+    return pairs, True
 
 
 class Orders:
@@ -192,6 +199,9 @@ class Orders:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Any, Any], tuple[tuple[int, int], Inversion | None]] = {}
+        #: How many pairs were compared at the last scan, and whether that is all of them.
+        self.compared = 0
+        self.complete = True
 
     def findings(
         self,
@@ -224,7 +234,8 @@ class Orders:
                 members[comm.key] = mine = {e.actor: e for e in comm.members()}
                 for actor in mine:
                     of_actor.setdefault(actor, []).append(comm.key)
-        pairs = _pairs(chosen, members, of_actor)
+        pairs, self.complete = _pairs(chosen, members, of_actor)
+        self.compared = len(pairs)
         found: list[Finding] = []
         streams_of = cache(_streams_of)  # an endpoint is compared with many
         for key, (a, b) in pairs.items():

@@ -269,3 +269,19 @@ def test_explain_takes_the_folders_that_analyze_took(tmp_path: Path) -> None:
     assert code == ExitCode.NO_TRACE and "no readable trace in" in said
     code, _, said = command("explain", tmp_path / "none", found[1])
     assert code == ExitCode.NO_TRACE and "give explain RUN... FINDING_ID" in said
+
+
+@pytest.mark.parametrize("n", [91, 92])
+def test_that_orders_were_compared_of_some_communicators_only(tmp_path: Path, n: int) -> None:
+    """Two ranks use n communicators: n (n - 1) / 2 pairs, of which 4,096 are compared."""
+    job = Job()
+    comms = [job.world(2)]
+    comms += [[c.proc.comm(f"{i:016x}", r, 2) for r, c in enumerate(comms[0])] for i in range(1, n)]
+    for i, both in enumerate(comms):
+        for c in both:
+            c.proc.call(c, "ncclAllReduce", 1 + i * 0.01)
+    cover(job.procs, 100)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    said = "4096 pairs were compared, so a rank that uses two in another order" in text
+    assert said == (n > 91)
