@@ -9,7 +9,8 @@ from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.graph import Cycle, odd_call
+from nccluprobe.match.graph import Cycle
+from nccluprobe.match.minority import odd_call
 from nccluprobe.match.names import capital, named
 from nccluprobe.match.status import coverage_of
 from nccluprobe.match.waits import Wait

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from nccluprobe.match import model as m
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.components import components
+from nccluprobe.match.device_lack import Lack, Stall
 from nccluprobe.match.device_ops import (
     Meeting,
     Node,
@@ -40,52 +40,6 @@ _BUDGET = 1 << 15
 _LEAST = 6
 #: Up to so many are all run, when the others are known to have ended.
 _MOST_LEFT = 1 << 16
-
-
-@dataclass
-class Lack:
-    """What an operation at the head of its streams lacks."""
-
-    #: Endpoints that have not made it.
-    missing: list[Endpoint] = field(default_factory=list)
-    #: Endpoints that ended before it could run.
-    gone: list[Endpoint] = field(default_factory=list)
-    #: Endpoints whose thread is still inside the call, and waits for others there.
-    held: list[Endpoint] = field(default_factory=list)
-    #: Parts of others that stand behind something else in their streams.
-    behind: list[Node] = field(default_factory=list)
-    #: Something is wrong with it, which explains that it does not end.
-    fault: Finding | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.gone or self.held or self.behind or self.fault)
-
-    def add(self, other: Lack) -> None:
-        """Take what another part of the same operation lacks."""
-        for mine, more in (
-            (self.missing, other.missing),
-            (self.gone, other.gone),
-            (self.held, other.held),
-        ):
-            mine += [e for e in more if all(e is not x for x in mine)]
-        self.behind += [n for n in other.behind if all(n is not x for x in self.behind)]
-        self.fault = self.fault or other.fault
-
-
-@dataclass
-class Stall:
-    """What keeps an endpoint's operations at the head of a stream."""
-
-    endpoint: Endpoint
-    node: Node
-    parts: list[Part]
-    lack: Lack
-
-    @property
-    def side_key(self) -> At:
-        """Source and communicator's id."""
-        info = self.endpoint.info
-        return (info.source, info.id)
 
 
 class Device:
@@ -176,10 +130,23 @@ class Device:
         self._ask: deque[Node] = deque()
         for queue in list(self._streams.values()):
             self._head(queue[0], 0)
-        while self._ask:
+        while self._ask or self._aborted():
             node = self._ask.popleft()
             if not node.done and node.begun and all(map(self._ready, node.parts)):
                 self._finish(node)
+
+    def _aborted(self) -> bool:
+        """Take what an abort ended off the heads of streams: what stood behind it runs.
+
+        Whether there is more to ask.
+        """
+        heads = {id(q[0]): q[0] for q in self._streams.values() if q} if self._death else {}
+        for node in heads.values():
+            ends = [d for p in node.parts if (d := self._death.get(id(p.endpoint))) is not None]
+            if ends and node.at_head and all(not p.endpoint.process.ended for p in node.parts):
+                node.dead = node.done = True
+                self._next(node, min(ends))
+        return bool(self._ask)
 
     def _head(self, node: Node, t: int) -> None:
         """It has come to the head of one of its streams."""

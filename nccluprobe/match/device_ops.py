@@ -163,7 +163,7 @@ def meeting_of(part: Part, table: SignatureTable) -> Meeting:
 def death_of(e: Endpoint) -> int | None:
     """When the device's work for an endpoint was taken away."""
     times = [e.process.end.t] if e.process.ended and e.process.end is not None else []
-    if e.end is not None and e.end.how not in ("destroy", "finalize"):
+    if e.end is not None and not e.end.orderly:
         times.append(e.end.t)
     return min(times, default=None)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
-from nccluprobe.match.alone import at_odds, is_smaller, left_out, sits
+from nccluprobe.match.alone import at_odds, left_out
 from nccluprobe.match.components import components, lasting_part, proven_part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.extra import Cause as Cause
 from nccluprobe.match.extra import extra_call, out_of_order
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
+from nccluprobe.match.minority import minority, odd_call, on_one_communicator
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.order import excludes, locked
 from nccluprobe.match.peers import passed
@@ -102,6 +102,8 @@ class Graph:
         waits = [w for w in self.blockers.get(actor, ()) if not self._over(w)]
         if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
+        newest = max(w.first for w in waits)
+        waits = [w for w in waits if w.aborted.get(actor, newest) >= newest]
         if any(w.weak for w in waits) and host_of(e) is Host.AWAY:
             waits = [w for w in waits if not w.weak]  # it does something else
         hard = [w for w in self._hard.get(actor, ()) if not self._over(w)]
@@ -110,6 +112,19 @@ class Graph:
         # What stands behind something else in its stream does not hold it.
         heads = [w for w in waits if w.heads is None or actor in w.heads]
         return heads or waits
+
+    def holding(self, w: Wait, e: Endpoint) -> list[Wait]:
+        """The waits that keep an absent member from coming to ``w``.
+
+        Not those that it gave up, by aborting their communicator, and called on after that,
+        before anybody came to ``w``; nor any since all who came to ``w`` gave that up.
+        """
+        went_on, until = min(w.first, max(e.last_t, e.info.t)), w.until
+        return [
+            x
+            for x in self.waits_of(e.actor)
+            if x.aborted.get(e.actor, went_on) >= went_on and (until is None or x.first < until)
+        ]
 
     def supposed(self, actor: Actor) -> bool:
         """Whether that it waits for nobody rests on calls that others may have made unseen."""
@@ -208,6 +223,8 @@ class Graph:
             for e in (*(w.absent if id(w) not in self._came else ()), *w.held):
                 if self.left(w, e) or self.passed(w, e):
                     own.setdefault(len(actors) + i, set()).add(Cause("rank", e.actor))
+                elif self.waits_of(e.actor) and not self.holding(w, e):
+                    own.setdefault(len(actors) + i, set()).add(self._end_of(e.actor))
                 else:
                     out.append(node_of[e.actor])
             out += [node_of[id(x)] for x in w.behind if not self._over(x)]
@@ -293,11 +310,11 @@ class Graph:
             return {Cause("rank", a) for a in odd_ones}
         proven = len(hard) == len(actors)
         waits = tuple(sorted(waits, key=lambda w: w.order))
-        few = _minority(waits, everyone)
+        few = minority(waits, everyone)
         apart = odd_between(waits, everyone, self.programs) if self.programs else ()
         if apart and not {*apart} & {*few}:
             return self._cycle(waits, everyone, apart, proven, streams=streams, placed=True)
-        if few and _on_one_communicator(waits):
+        if few and on_one_communicator(waits):
             return {Cause("rank", a) for a in few}  # whose calls have one order
         odd = odd_call(waits)
         if odd is not None and few and {e.actor for e in odd.absent} == set(few):
@@ -341,45 +358,3 @@ class Graph:
         """Open calls on the communicators of a cycle of streams."""
         comms = {w.comm.key for w in waits if w.seq is not None}
         return [w for w in self.waits if w.seq is not None and not w.device and w.comm.key in comms]
-
-
-def _on_one_communicator(waits: Sequence[Wait]) -> bool:
-    """Whether a cycle is one of collectives, splits and the like of one communicator."""
-    if any(w.device or w.p2p for w in waits):
-        return False
-    return len({w.comm.key for w in waits}) == 1
-
-
-def odd_call(waits: Sequence[Wait]) -> Wait | None:
-    """The one collective of a cycle that some have not made, when all else has been made."""
-    open_ = [w for w in waits if not w.device]
-    return open_[0] if len(open_) == 1 and open_[0].seq is not None else None
-
-
-def _minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ...]:
-    """Of two sides of different size, the smaller one; of several ranks, only if half as large.
-
-    Only those count that had to come to both: others had no choice of an order.
-    """
-    odd = odd_call(waits)
-    if odd is not None:
-        sides = [{e.actor for e in x} for x in (seen_in(odd), odd.absent)]
-        few, many = sorted(sides, key=len)
-        return tuple(sorted(few, key=repr)) if is_smaller(few, many) and few <= actors else ()
-    # What only the streams tell is between these, unless there is nothing else.
-    pair = [w for w in waits if not w.device] or list(waits)
-    if len(pair) != 2:
-        # Of several collectives any two may be the ones that came in another order.
-        pair = [w for w in pair if w.seq is not None and not w.device]
-    found = {
-        frozenset(few if is_smaller(few, many) else ())
-        for few, many in (_sides(*two) for two in combinations(pair, 2))
-        if few and not few & many
-    }
-    return tuple(sorted(found.pop(), key=repr)) if len(found) == 1 else ()
-
-
-def _sides(a: Wait, b: Wait) -> list[set[Actor]]:
-    """Of those that have to come to both of two waits, who sits in each; the smaller side first."""
-    both = set.intersection(*({e.actor for e in (*w.entered, *w.absent)} for w in (a, b)))
-    return sorted((sits(w) & both for w in (a, b)), key=len)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nccluprobe.match.waits import Wait
 
 _WAITS = "rank_waiting_elsewhere"
-#: Ways to end a communicator that belong to an orderly end.
-_ORDERLY = frozenset({"destroy", "finalize"})
 
 
 def gone_under(w: Wait, ctx: Context) -> list[Endpoint]:
@@ -110,7 +108,7 @@ def _orderly(e: Endpoint) -> bool:
     """Whether it left as one does at the end of a job, and was not told to in mid-call."""
     if left_at(e) is None or ended_abruptly(e.process):
         return False
-    return e.end.how in _ORDERLY if e.end is not None else _ended_in_order(e.process)
+    return e.end.orderly if e.end is not None else _ended_in_order(e.process)
 
 
 def _ended_in_order(p: Process) -> bool:

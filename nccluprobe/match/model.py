@@ -137,6 +137,11 @@ class CommEnd:
     t: int
     how: str
 
+    @property
+    def orderly(self) -> bool:
+        """Whether what was queued is waited for; else it is taken off the devices."""
+        return self.how in ("destroy", "finalize")
+
 
 @dataclass
 class Batch:

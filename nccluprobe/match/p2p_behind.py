@@ -15,7 +15,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match import p2p_finding as make
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.device import Stall
+from nccluprobe.match.device_lack import Stall
 from nccluprobe.match.device_ops import Part
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding

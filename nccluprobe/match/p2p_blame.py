@@ -79,7 +79,7 @@ def count_says(
 def orderly(e: Endpoint) -> bool:
     """Whether it ended the communicator, or its process, as a program does that is done."""
     if e.end is not None:
-        return e.end.how in ("destroy", "finalize")
+        return e.end.orderly
     end = e.process.end
     return end is not None and end.how == "exited" and end.code == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.device import Stall
+from nccluprobe.match.device_lack import Stall
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.names import capital, named

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nccluprobe.match.communicator import Communicator
-from nccluprobe.match.device import Stall
+from nccluprobe.match.device_lack import Stall
 from nccluprobe.match.device_ops import Part, Stream
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_pair import At

@@ -17,6 +17,7 @@ from nccluprobe.match.crashed import is_beside_crash, under_abort, under_crash
 from nccluprobe.match.cycles import cycle_finding, hypotheses
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Excuses, Stall
+from nccluprobe.match.explained import explained
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.graph import Cause, Graph
 from nccluprobe.match.hosts import Host, host_of
@@ -29,23 +30,6 @@ from nccluprobe.match.suppose import least_behind
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_finding
 
-#: Findings that explain why a rank does not come to a collective elsewhere.
-_STOPS = frozenset(
-    {
-        "collective_mismatch",
-        "skipped_or_extra_call",
-        "p2p_mismatch",
-        "comm_init_missing_enter",
-        "comm_init_rank_conflict",
-        "comm_init_stuck",
-        "collective_all_ranks_stuck",
-        "collective_missing_exit",
-        "nccl_missing_exit",
-        "waiting_for_unobserved",
-        "nccl_error_exit",
-        "cross_comm_order_inversion",
-    }
-)
 #: A rank with these reasons may have come, or is not seen: it is not blamed.
 _UNSURE = frozenset({"rank_not_observed", "probe_event_loss_possible"})
 _LOST = "probe_event_loss_possible"
@@ -73,7 +57,7 @@ def assign(
         if w.seq is None and w.finding is not None and (said := _reasons(w.finding)):
             w.weak = said == {_LOST}
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
-    known = _explained(waits, findings)
+    known = explained(waits, findings, comms)
     programs, full = Programs(comms), at_launch_depth(comms)
     graph = Graph(waits, now, silent_after, known, broken, orders, programs, full)
     excuses = Excuses(graph, comms)
@@ -95,33 +79,6 @@ def assign(
 
 def _reasons(f: Finding) -> set[str]:
     return {s["reason"] for s in f.details.get("missing_rank_status") or ()}
-
-
-def _explained(waits: list[Wait], findings: list[Finding]) -> dict[Hashable, str]:
-    """Process -> a finding of another kind that keeps it from coming."""
-    found: dict[Hashable, str] = {}
-    last: dict[Hashable, int] = {}
-    ended: set[Hashable] = set()
-    own = {id(w.finding) for w in waits if w.finding is not None}
-    for w in waits:
-        for e in w.absent:
-            last[e.process.who] = max(last.get(e.process.who, 0), e.last_t)
-            if e.process.ended and any(x.process.outlived(e.process) for x in w.entered):
-                ended.add(e.process.who)
-    for f in findings:
-        if f.hang_type not in _STOPS or id(f) in own:
-            continue
-        if f.hang_type == "nccl_error_exit":
-            if f.role == "root_cause":
-                # It failed after its last good call, and did not come since.
-                for who in f.culprits:
-                    if f.since >= last.get(who, 0):
-                        found.setdefault(who, f.id)
-        else:
-            for who in f.waiters:
-                if who not in ended:
-                    found.setdefault(who, f.id)
-    return found
 
 
 def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
@@ -230,7 +187,7 @@ class _Roles:
             e = by_rank.get(status["comm_rank"])
             if e is None or status["reason"] not in _EXPLAINED:
                 continue
-            elsewhere = [x for x in self.graph.waits_of(e.actor) if x is not w]
+            elsewhere = [x for x in self.graph.holding(w, e) if x is not w]
             if not elsewhere or Cause("rank", e.actor) in self._ends(e.actor):
                 continue
             status["reason"] = "rank_waiting_elsewhere"
@@ -263,7 +220,8 @@ class _Roles:
             passed = self.graph.passed(w, e)
             if passed or self._has_nothing_open(e, reasons.get(e.comm_rank)):
                 f.free |= {e.process.who}
-            if passed or self.graph.left(w, e) or cause in self._own_end(e.actor):
+            free = passed or self.graph.left(w, e) or not self.graph.holding(w, e)
+            if free or cause in self._own_end(e.actor):
                 named.append(e)
         if not named or not f.culprits:
             return

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from nccluprobe.match import p2p_orders as make
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
-from nccluprobe.match.device import Device, Lack, Stall
+from nccluprobe.match.device import Device
+from nccluprobe.match.device_lack import Lack, Stall
 from nccluprobe.match.device_ops import Part
 from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.finding import Finding

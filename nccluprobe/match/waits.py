@@ -14,6 +14,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import TRANSFERS, Endpoint
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.process import Actor
 
 
 @dataclass
@@ -65,6 +66,19 @@ class Wait:
     skipped: list[Endpoint] = field(default_factory=list)
     #: Of the absent: who stands, by what all others called before it, in what comes after it.
     strays: list[Endpoint] = field(default_factory=list)
+    #: Who entered and has aborted this communicator since: actor -> when, unix ns.
+    aborted: dict[Actor, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.aborted = {
+            e.actor: e.end.t for e in self.entered if e.end is not None and not e.end.orderly
+        }
+
+    @property
+    def until(self) -> int | None:
+        """When all who entered had given it up, unix ns; None: somebody waits still."""
+        everyone = self.aborted and len(self.aborted) == len(self.entered)
+        return max(self.aborted.values()) if everyone else None
 
     @property
     def p2p(self) -> bool:

@@ -1,0 +1,113 @@
+"""Communicators that were aborted and made anew: what was waited for there is over."""
+
+from __future__ import annotations
+
+import pytest
+from support.analysis import analyze_job, cover, steps
+from support.tracegen import Comm, Job
+
+FIRST, SECOND, THIRD = "00000000000000aa", "00000000000000bb", "00000000000000cc"
+Told = dict[str, tuple[str, list[int], str]]
+
+
+def told(job: Job) -> Told:
+    """hash -> kind, who is named, and the hash of the finding that it comes from."""
+    found = analyze_job(job)
+    of_id = {f.id: f.comm_uid_hash for f in found}
+    return {
+        f.comm_uid_hash: (
+            f.hang_type,
+            sorted(c["rank"] for c in f.named),
+            of_id.get(f.downstream_of or "", ""),
+        )
+        for f in found
+    }
+
+
+def given_up(job: Job, comms: list[Comm], t: float, by: list[int]) -> None:
+    """The job stands from ``t`` on; 400 s later these abort the communicator."""
+    cover(job.procs, t + 400)
+    for r in by:
+        comms[r].proc.comm_end(comms[r], t + 400, "abort")
+
+
+@pytest.mark.parametrize("fault", ["missing", "count", "api"])
+def test_a_fault_after_a_restart_is_a_cause_of_its_own(fault: str) -> None:
+    """Rank 1 breaks the first communicator; on the one made after it rank 2 does not come."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    for r, c in enumerate(comms):
+        if r != 1:
+            c.proc.call(c, "ncclAllReduce", t, count=16)
+        elif fault != "missing":
+            c.proc.call(c, "ncclBroadcast" if fault == "api" else "ncclAllReduce", t, count=8)
+    given_up(job, comms, t, [0, 1, 2, 3] if fault != "missing" else [0, 2, 3])
+    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
+    t = steps(anew, 10, start=t + 406)
+    steps([c for r, c in enumerate(anew) if r != 2], 1, start=t)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    first = "collective_missing_enter" if fault == "missing" else "collective_mismatch"
+    assert told(job) == {
+        FIRST: (first, [1], ""),
+        SECOND: ("collective_missing_enter", [2], ""),
+    }
+
+
+def test_what_waits_since_before_is_a_consequence_all_the_same() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2, gives that up and goes on elsewhere."""
+    job = Job()
+    pair = job.world(2, comm_hash=FIRST)
+    other = [pair[1].proc.comm(SECOND, 0, 2), job.proc(2).comm(SECOND, 1, 2)]
+    t = steps([*pair, *other], 10)
+    steps([other[0]], 1, start=t)
+    steps([pair[0]], 1, start=t + 0.1)
+    given_up(job, other, t, [0])
+    alone = pair[1].proc.comm(THIRD, 0, 1, t=t + 402)
+    t = steps([alone], 10, start=t + 403)
+    for p in job.procs:
+        p.cover(t - 1, t + 10)
+    assert told(job) == {
+        SECOND: ("collective_missing_enter", [2], ""),
+        FIRST: ("collective_missing_enter", [1], SECOND),
+    }
+
+
+def test_who_waits_anew_is_held_by_that() -> None:
+    """Rank 3 broke the first; then rank 0 waits for rank 2, which waits for rank 1 elsewhere."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps(comms[:3], 1, start=t)
+    given_up(job, comms, t, [0, 1, 2])
+    three = [comms[r].proc.comm(SECOND, r, 3, t=t + 402) for r in range(3)]
+    two = [comms[r].proc.comm(THIRD, r - 1, 2, t=t + 402) for r in (1, 2)]
+    t = steps([*three, *two], 10, start=t + 406)
+    steps([three[0]], 1, start=t)
+    steps([two[1]], 1, start=t + 0.1)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    assert told(job) == {
+        FIRST: ("collective_missing_enter", [3], ""),
+        SECOND: ("collective_missing_enter", [1], ""),
+        THIRD: ("collective_missing_enter", [1], SECOND),
+    }
+
+
+def test_calls_of_an_aborted_communicator_are_no_longer_in_the_streams() -> None:
+    """After it two ranks call on two communicators in opposite orders, on that stream."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps(comms[:3], 1, start=t)
+    given_up(job, comms, t, [0, 1, 2])
+    three = [comms[r].proc.comm(SECOND, r, 3, t=t + 402) for r in range(3)]
+    two = [comms[r].proc.comm(THIRD, r - 1, 2, t=t + 402) for r in (1, 2)]
+    t = steps([*three, *two], 10, start=t + 406)
+    steps([three[0], three[1]], 1, start=t)
+    steps([two[1]], 1, start=t + 0.1)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    kinds = sorted(f.hang_type for f in analyze_job(job) if f.role == "root_cause")
+    assert kinds == ["collective_missing_enter", "cross_comm_order_inversion"]
