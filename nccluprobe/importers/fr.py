@@ -50,7 +50,7 @@ class FlightRecorder:
         self.sources = {r: first_source + i for i, r in enumerate(sorted(job.members))}
         dumps = [x.dump for x in job.members.values() if x.dump is not None]
         #: Whether there was something of before a restart.
-        self.restarted = False
+        self.restarted = any(d.restarted for d in dumps)
         while forget_former(dumps, _shortest_timeout(job)):
             self.restarted = True
         self.newest = max((x.dump.newest for x in job.members.values() if x.dump), default=0)

@@ -85,6 +85,10 @@ class Dump:
     timeout_ms: int = 0
     #: Whether it is noticed when an operation begins (TORCH_NCCL_ENABLE_TIMING).
     timed: bool = False
+    #: Whether its process had made groups before that a restart has made again.
+    restarted: bool = False
+    #: When the newest call on such a group was made that has been left out, unix ns; 0: none.
+    former_until: int = 0
 
     def __len__(self) -> int:
         return len(self.seq)

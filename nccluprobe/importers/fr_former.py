@@ -13,6 +13,7 @@ import numpy as np
 
 from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_entries import COMPLETED
+from nccluprobe.importers.fr_remade import number
 
 #: PyTorch ends a process so soon after an operation has timed out, ns.
 _GRACE = 60_000_000_000
@@ -39,7 +40,7 @@ def forget_former(dumps: Sequence[Dump], waited: int) -> bool:
 
 def _last_end(dumps: Sequence[Dump], waited: int) -> int | None:
     """What was made until then is of before the last restart; None: there was none."""
-    ends = [t for d in dumps if (t := _renamed_until(d)) is not None]
+    ends = _between_told(dumps)
     newest = sorted(int(d.created.max()) for d in dumps if len(d))
     if not newest:
         return None
@@ -51,18 +52,11 @@ def _last_end(dumps: Sequence[Dump], waited: int) -> int | None:
     return min(max(ends), most - 1) if ends else None
 
 
-def _renamed_until(dump: Dump) -> int | None:
-    """When the newest call was made on a group whose name another one has taken over."""
-    last: dict[tuple[str, str], int] = {}
-    for g, name in enumerate(dump.groups_seen):
-        if name not in last or _number(dump.pg_ids[g]) > _number(dump.pg_ids[last[name]]):
-            last[name] = g
-    left = np.isin(dump.group, list(set(range(len(dump.groups_seen))) - set(last.values())))
-    return int(dump.created[left].max()) if left.any() else None
-
-
-def _number(pg_id: str) -> int:
-    return int(pg_id) if pg_id.isdecimal() and pg_id.isascii() and len(pg_id) < 20 else -1
+def _between_told(dumps: Sequence[Dump]) -> list[int]:
+    """The middle between what is of before, as some dumps tell, and what came after it."""
+    former = max((d.former_until for d in dumps), default=0)
+    now = [int(d.created.min()) for d in dumps if d.former_until and len(d)]
+    return [(former + max(former, min(now, default=0))) // 2] if former else []
 
 
 def _forget_status(dump: Dump, former: set[str]) -> None:
@@ -70,11 +64,11 @@ def _forget_status(dump: Dump, former: set[str]) -> None:
 
     The same program makes as many groups again, whose ids are shifted by as much.
     """
-    ids = sorted({n for i in dump.status if (n := _number(i)) >= 0})
-    newest = max(map(_number, former))
+    ids = sorted({n for i in dump.status if (n := number(i)) >= 0})
+    newest = max(map(number, former))
     half = len(ids) // 2
     shifts = {b - a for a, b in zip(ids[:half], ids[half:], strict=False)}
     if len(ids) % 2 == 0 and len(shifts) == 1 and newest < ids[half]:
         newest = ids[half] - 1
-    for i in [i for i in dump.status if _number(i) <= newest]:
+    for i in [i for i in dump.status if number(i) <= newest]:
         del dump.status[i]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccluprobe.importers.fr_dump import Dump, Group
+from nccluprobe.importers.fr_remade import forget_remade
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
@@ -83,6 +84,8 @@ def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[s
     problems: list[str] = []
     folders: dict[str, list[Member]] = {}
     for path, dump in files:
+        if dump is not None:
+            forget_remade(dump)
         rank = rank_of(path, dump)
         if rank is None:
             told = rank_in_name(path)

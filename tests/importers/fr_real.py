@@ -95,8 +95,11 @@ def with_culprits(
     return dumps | {r: in_place_of(dumps, of(r, r in culprits), r) for r in stage}
 
 
-def after_restart(dumps: Dumps, before: Dumps, seconds: float) -> Dumps:
-    """The incident in processes that another one had restarted so long before."""
+def after_restart(dumps: Dumps, before: Dumps, seconds: float, names: int = 0) -> Dumps:
+    """The incident in processes that another one had restarted so long before.
+
+    ``names``: the names of groups go on with this number; 0: they begin anew.
+    """
     found = {}
     for rank, dump in dumps.items():
         dump, old = copy.deepcopy(dump), copy.deepcopy(before[rank])
@@ -104,6 +107,10 @@ def after_restart(dumps: Dumps, before: Dumps, seconds: float) -> Dumps:
         for e in dump["entries"]:
             e["pg_id"] += ids
             e["record_id"] += 1_000_000
+            name, desc = e["process_group"]
+            e["process_group"] = (str(int(name) + names), desc)
+        now = [g | {"name": str(int(g["name"]) + names)} for g in dump["pg_config"].values()]
+        dump["pg_config"] = old["pg_config"] | {g["name"]: g for g in now}
         for e in old["entries"]:
             e["time_created_ns"] -= int(seconds * 1e9)
         status = {str(int(i) + ids): s for i, s in dump["pg_status"].items()}

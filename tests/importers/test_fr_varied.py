@@ -73,11 +73,14 @@ def test_other_devices_that_fail(culprits: set[int], tmp_path: Path) -> None:
     assert Result(write(left, tmp_path / "killed")).blamed == culprits
 
 
-@pytest.mark.parametrize("seconds", [60.0, 400.0])
-def test_what_is_of_before_a_restart_does_not_count(seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [0, 200])
+@pytest.mark.parametrize("seconds", [30.0, 60.0, 200.0, 400.0])
+def test_what_is_of_before_a_restart_does_not_count(
+    seconds: float, names: int, tmp_path: Path
+) -> None:
     """The ring lives as long as the process: calls that an earlier incident left stay open."""
     for name, make, now, before in (("gil", gil, {9, 14}, {10, 13}), ("gpu", gpu, {12}, {15})):
-        dumps = after_restart(make(now), make(before), seconds)
+        dumps = after_restart(make(now), make(before), seconds, names)
         result = Result(write(dumps, tmp_path / name))
         assert result.blamed == now
         assert any("restarted inside its processes" in n for n in result.imported.notes)
