@@ -140,13 +140,22 @@ class Device:
 
         Whether there is more to ask.
         """
-        heads = {id(q[0]): q[0] for q in self._streams.values() if q} if self._death else {}
-        for node in heads.values():
-            ends = [d for p in node.parts if (d := self._death.get(id(p.endpoint))) is not None]
-            if ends and node.at_head and all(not p.endpoint.process.ended for p in node.parts):
+        while self._death and not self._ask:
+            heads = {id(q[0]): q[0] for q in self._streams.values() if q}
+            over = [(n, t) for n in heads.values() if (t := self._end_of(n)) is not None]
+            if not over:
+                break
+            for node, t in over:
                 node.dead = node.done = True
-                self._next(node, min(ends))
+                self._next(node, t)
         return bool(self._ask)
+
+    def _end_of(self, node: Node) -> int | None:
+        """When an abort ended what stands at the heads of its streams."""
+        ends = [d for p in node.parts if (d := self._death.get(id(p.endpoint))) is not None]
+        if not node.at_head or any(p.endpoint.process.ended for p in node.parts):
+            return None
+        return min(ends, default=None)
 
     def _head(self, node: Node, t: int) -> None:
         """It has come to the head of one of its streams."""
