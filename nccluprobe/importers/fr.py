@@ -30,6 +30,7 @@ from nccluprobe.importers.fr_groups import (
 )
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
 from nccluprobe.importers.fr_missing import suspects
+from nccluprobe.importers.fr_place import add_untold, place
 from nccluprobe.importers.fr_rings import open_below
 from nccluprobe.match import model as m
 from nccluprobe.match.doubt import ASSUMED
@@ -97,19 +98,23 @@ class FlightRecorder:
                 calls[rank] = Calls(member.dump, self.table)
         late = self._cut(calls)
         is_ring = any((c.dump.state == COMPLETED).any() for c in calls.values())
+        begins_open = self._short(calls)
+        may_lack = begins_open | (late if is_ring else set())
         for rank, c in calls.items():
-            self._read(rank, c, rank in late, is_ring)
+            self._read(rank, c, rank in late, rank in may_lack)
         self._later = self._find_later(calls, late)
         for group in self._groups.values():
             for rank in self._later & group.parts.keys():
                 group.parts[rank].forget()
-        for rank, member in self.job.members.items():
-            self._place(rank, member, rank in late | self._later)
+        told = {r: status_by_name(c.dump) for r, c in calls.items() if r not in late | self._later}
+        add_untold(self._groups, calls, told)
+        for rank in self.job.members:
+            place(self._groups.values(), rank, told.get(rank, {}))
         for group in self._groups.values():
             group.settle()
         groups = self._groups.values()
         open_below(groups, {r: c.oldest for r, c in calls.items()})
-        short = self._short(calls) - late - self._later
+        short = begins_open - late - self._later
         forget_unplaced(groups, short)
         timed = {r for r, c in calls.items() if c.dump.timed}
         if timed and not explained(groups):
@@ -161,7 +166,7 @@ class FlightRecorder:
         begins = {r: c for r, c in calls.items() if len(c.state) and c.state[0] != COMPLETED}
         return {r for r, c in begins.items() if is_ring or c.has_lost()}
 
-    def _read(self, rank: int, calls: Calls, was_cut: bool, is_ring: bool) -> None:
+    def _read(self, rank: int, calls: Calls, was_cut: bool, may_lack: bool) -> None:
         dump = calls.dump
         self.calls += len(dump)
         for g, (name, desc) in enumerate(dump.groups_seen):
@@ -178,9 +183,10 @@ class FlightRecorder:
             part = group.parts[rank] = Part(known.ranks.index(rank), 0)
             part.collectives = calls.collectives(g, None if has_p2p else status)
             part.transfers = calls.transfers(g, len(known.ranks), status) if has_p2p else None
-            # What is older was made; of a late dump nobody knows whether it had ended then.
+            # What is older was made; where a ring begins with what is open, or its dump is a late
+            # one, nobody knows whether that had ended.
             c = part.collectives
-            part.whole = not was_cut or not is_ring or (c is not None and c.pending > c.base)
+            part.whole = not may_lack or (c is not None and c.pending > c.base)
             newest = calls.entered(g)
             if was_cut and calls.forgets and part.collectives is None:
                 part.at_most = newest + 1
@@ -195,19 +201,6 @@ class FlightRecorder:
         if found is None:
             found = self._groups[key] = Group(key)
         return found
-
-    def _place(self, rank: int, member: Member, was_cut: bool) -> None:
-        """Where a rank stands in groups of which its dump shows nothing."""
-        status = {} if member.dump is None or was_cut else status_by_name(member.dump)
-        for group in self._groups.values():
-            name, ranks = group.key
-            if rank not in ranks or rank in group.parts:
-                continue
-            part = group.parts[rank] = Part(ranks.index(rank), 0)
-            last = status.get(name)
-            # Where sends are counted in the same place the number may be theirs.
-            if last is not None and not group.has_p2p and last[0] <= group.newest:
-                part.position = last[0] + 1
 
     def _trust_partners(self) -> None:
         """What ranks that do not see completion tell, and nobody else, is old."""

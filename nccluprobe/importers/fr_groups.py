@@ -32,6 +32,12 @@ class Part:
     #: Whether all is complete that is older than what its dump shows.
     whole: bool = True
 
+    @property
+    def waits(self) -> bool:
+        """Whether it shows anything that is not complete."""
+        c, t = self.collectives, self.transfers
+        return (c is not None and c.pending < c.end) or (t is not None and not t.done.all())
+
     def forget(self) -> None:
         """Leave out what its dump shows: nobody knows when that was."""
         self.collectives = self.transfers = self.position = None
@@ -214,28 +220,47 @@ def forget_unplaced(groups: Iterable[Group], short: set[int]) -> None:
     """Leave out sends and receives of which nobody knows which ones of the other side they meet.
 
     ``short``: ranks whose rings begin with what is open.  Where such a ring shows nothing of
-    a pair, or those of both sides nothing that is complete, older ones have left it.
+    a pair, or those of both sides nothing that is complete, older ones have left it.  So they
+    may have where it shows more that is open, and nothing that is complete, than the other
+    side, which waits, too: who does not see what is complete looks like that.
     """
+    groups = list(groups)
+    waiting = {rank for g in groups for rank, p in g.parts.items() if p.waits}
     for group in groups:
         mine = {p.rank for rank, p in group.parts.items() if rank in short}
-        #: (sender, receiver) -> by member, how many are complete
-        lanes: dict[tuple[int, int], dict[int, int]] = {}
+        held = {p.rank for rank, p in group.parts.items() if rank in waiting}
+        #: (sender, receiver) -> by member, (rows, how many of them are complete)
+        lanes: dict[tuple[int, int], dict[int, tuple[Int64, int]]] = {}
         for p in group.parts.values() if mine else ():
-            for send, peer, _, done in () if p.transfers is None else by_peer(p.transfers):
+            for send, peer, rows, done in () if p.transfers is None else by_peer(p.transfers):
                 pair = (p.rank, peer) if send else (peer, p.rank)
-                lanes.setdefault(pair, {})[p.rank] = done
-        unplaced = {x for x, done in lanes.items() if _is_unplaced(x, done, mine)}
-        for p in group.parts.values() if unplaced else ():
-            if (t := p.transfers) is not None:
-                ways = zip(t.send.tolist(), t.peer.tolist(), strict=True)
-                pairs = [(p.rank, peer) if send else (peer, p.rank) for send, peer in ways]
-                p.transfers = t.only(np.array([x not in unplaced for x in pairs], np.bool_))
+                lanes.setdefault(pair, {})[p.rank] = (rows, done)
+        left_out: dict[int, list[int]] = {}
+        for pair, sides in lanes.items():
+            for rank, rows in _unplaced(pair, sides, mine, held):
+                left_out.setdefault(rank, []).extend(rows.tolist())
+        for p in group.parts.values():
+            if p.rank in left_out and (t := p.transfers) is not None:
+                p.transfers = t.only(~np.isin(np.arange(len(t.sig)), left_out[p.rank]))
 
 
-def _is_unplaced(pair: tuple[int, int], done: dict[int, int], short: set[int]) -> bool:
-    if any(x in short and x not in done for x in pair):
-        return True
-    return all(x in short and not done[x] for x in pair)
+def _unplaced(
+    pair: tuple[int, int],
+    sides: dict[int, tuple[Int64, int]],
+    short: set[int],
+    waiting: set[int],
+) -> list[tuple[int, Int64]]:
+    """Rows of members that cannot be placed."""
+    none = [x for x in pair if x in short and not (x in sides and sides[x][1])]
+    if len(none) == 2 or any(x not in sides for x in none):
+        return [(x, rows) for x, (rows, _) in sides.items()]
+    found = []
+    for x in none:
+        other = pair[1] if x == pair[0] else pair[0]
+        rows, done = sides.get(other, (np.empty(0, np.int64), 0))
+        if other in waiting:
+            found.append((x, sides[x][0][len(rows) - done :]))
+    return found
 
 
 def by_peer(t: Transfers) -> Iterator[tuple[bool, int, Int64, int]]:

@@ -115,7 +115,8 @@ def suspects(
     # Where some are missing whom nobody waits for, dumps are missing for other reasons.
     alone = {r for r in lacked if standing.explains({r})}
     if alone or not lacked or not standing.explains(lacked):
-        return alone
+        # Each of several would do: one of them is at fault, and nobody knows which.
+        return alone if len(alone) == 1 else set()
     return {r for r in lacked if not standing.explains(lacked - {r})}
 
 

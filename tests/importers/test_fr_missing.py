@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from importers.fr_incidents import FORMS, make
 from importers.fr_real import load, write
+from importers.frgen import Job
 from importers.reading import Result
 
 _DATA = Path(__file__).parents[3] / "shared" / "data" / "fr_nvrx"
@@ -62,3 +64,38 @@ def test_what_has_left_a_short_ring_is_not_left_out(kind: str, seed: int, tmp_pa
 def test_peers_of_failed_devices_left_no_dump(missing: set[int], tmp_path: Path) -> None:
     dumps = {r: x for r, x in load(_DATA / "gpu_error_1st").items() if r not in missing}
     assert Result(write(dumps, tmp_path)).blamed <= {12, 14}
+
+
+@pytest.mark.parametrize("made_by_all", [False, True])
+def test_a_call_that_none_made_of_those_who_run_the_same_program(
+    made_by_all: bool, tmp_path: Path
+) -> None:
+    """Where the others stand only the status of their group tells: no dump shows a call of it."""
+    job = Job(
+        {"1": ("dp", [0, 1]), "2": ("dp", [2, 3]), "3": ("mp", [0, 2]), "4": ("mp", [1, 3])}, 70
+    )
+    for i in range(5):
+        for group in "1234":
+            job.all(group, float(i))
+    if made_by_all:
+        job.all("1", 9.0)
+    job.ranks[3].call("2", 9.0, done=False)
+    job.all("4", 9.5, done=False)
+    job.all("3", 9.5)
+    named = Result(job.write(tmp_path, active_only=True)).blamed
+    assert named == ({2} if made_by_all else set())
+
+
+def test_each_of_two_missing_ranks_would_do(tmp_path: Path) -> None:
+    """A third one is missing whom nobody waits for: so dumps are missing for other reasons."""
+    job = Job({"0": ("world", [0, 1, 2, 3]), "1": ("tp", [0, 1]), "2": ("x", [4, 3])})
+    for i in range(5):
+        job.all("0", float(i))
+        job.all("2", float(i))
+    job.all("0", 9.0, 1, 2, done=False)
+    folder = job.write(tmp_path)
+    for rank in (1, 2, 4):
+        (folder / f"nccl_trace_rank_{rank}").unlink()
+    assert Result(folder).blamed == set()
+    (folder / "nccl_trace_rank_1").write_bytes(pickle.dumps(job.ranks[1].dump(), 2))
+    assert Result(folder).blamed == {1}

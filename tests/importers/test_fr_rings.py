@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from importers.reading import Result
 from importers.test_cli import analyze
 from importers.test_fr import stalled
 from importers.test_fr_incidents import blamed, made
-from nccluprobe.importers.fr_calls import Calls, Collectives
+from nccluprobe.importers.fr_calls import Calls, Collectives, Transfers
 from nccluprobe.importers.fr_dump import parse_dump
 from nccluprobe.importers.fr_entries import COMPLETED
-from nccluprobe.importers.fr_groups import Group, Part
+from nccluprobe.importers.fr_groups import Group, Part, forget_unplaced
 from nccluprobe.importers.fr_rings import open_below
 from nccluprobe.match.model import SIG_LOST
 from nccluprobe.match.signature import SignatureTable
@@ -71,6 +72,82 @@ def test_what_others_have_completed_stays_complete() -> None:
     assert group.complete == 9
     open_below([group], dict.fromkeys(range(2), (100, 9)))
     assert [p.collectives.base for p in group.parts.values() if p.collectives] == [9, 7]
+
+
+def written(job: Job, rings: dict[int, int], folder: Path) -> Path:
+    """Dumps with so many of the newest entries; of the others all."""
+    folder.mkdir()
+    for rank, r in job.ranks.items():
+        dump = r.dump(ring=rings.get(rank))
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    return folder
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_ring_that_begins_with_what_is_open_shows_no_end_of_what_is_older(
+    others: int, tmp_path: Path
+) -> None:
+    """No ring of the two shows an end; nor are they failed devices beside one that shows some."""
+    groups = {"0": ("tp", [0, 1]), "1": ("tp", [2, 3])}
+    job = Job(dict(list(groups.items())[: 1 + bool(others)]))
+    for i in range(25):
+        for group in job.groups:
+            job.all(group, i / 10, done=i < 5 or (group == "1" and i < 23))
+    result = Result(written(job, {0: 12, 1: 6}, tmp_path / "d"))
+    assert result.blamed == set()
+    assert "collective_all_ranks_stuck" in result.types
+
+
+def lane(send: bool, n: int, done: int) -> Transfers:
+    """Sends to the other one of two, or receives, of which the first ones are complete."""
+    one = np.ones(n, np.int64)
+    return Transfers(
+        send=np.full(n, send),
+        peer=np.full(n, int(send), np.int32),
+        sig=one.astype(np.int32),
+        t=one,
+        record=np.arange(n),
+        done=np.arange(n) < done,
+        begun=np.zeros(n, np.bool_),
+        batch=0 * one,
+        from_first=False,
+    )
+
+
+@pytest.mark.parametrize(("sent", "done", "left"), [(3, 2, 1), (3, 3, 5), (5, 0, 5)])
+def test_receives_that_a_failed_device_may_only_show_as_open(
+    sent: int, done: int, left: int
+) -> None:
+    """The ring begins with them: older ones may have met what the sender, which waits, has open."""
+    group = Group(("1", (0, 1)))
+    group.parts[0] = Part(0, 0, transfers=lane(True, sent, done))
+    group.parts[1] = Part(1, 0, transfers=lane(False, 5, 0))
+    forget_unplaced([group], {1})
+    received = group.parts[1].transfers
+    assert received is not None
+    assert len(received.sig) == left
+
+
+def test_who_does_not_send_is_named_beside_a_ring_that_begins_with_what_is_open(
+    tmp_path: Path,
+) -> None:
+    """It waits for nothing itself."""
+    job = Job({"0": ("world", [0, 1]), "1": ("pp", [0, 1])})
+    for i in range(10):
+        job.ranks[0].transfer("1", i / 10, True, 1)
+        job.ranks[1].transfer("1", i / 10, False, 0)
+    for _ in range(3):
+        job.ranks[1].transfer("1", 1.0, False, 0, done=False)
+        job.ranks[1].call("0", 1.0, done=False)
+    assert Result(written(job, {1: 4}, tmp_path / "d")).blamed == {0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("gpu-stage", 10), ("healthy", 5019), ("extra-one", 5019)]
+)
+def test_short_rings_of_jobs_name_nobody_innocent(kind: str, seed: int, tmp_path: Path) -> None:
+    incident = made(kind, seed)
+    assert blamed(incident, "ring", tmp_path) <= incident.culprits
 
 
 def test_a_rank_of_a_dump_has_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
