@@ -25,11 +25,13 @@ from nccluprobe.importers.fr_groups import (
     by_peer,
     explained,
     forget_unplaced,
+    from_first,
     is_ahead,
     status_by_name,
+    trust_peers,
 )
 from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
-from nccluprobe.importers.fr_missing import suspects
+from nccluprobe.importers.fr_missing import is_hollow, suspects
 from nccluprobe.importers.fr_place import add_untold, place
 from nccluprobe.importers.fr_rings import open_below
 from nccluprobe.match import model as m
@@ -49,6 +51,9 @@ class FlightRecorder:
         self.job = job
         self.table = table
         self.sources = {r: first_source + i for i, r in enumerate(sorted(job.members))}
+        for member in job.members.values():
+            if member.dump is not None and is_hollow(member.dump):
+                member.dump = None
         dumps = [x.dump for x in job.members.values() if x.dump is not None]
         #: Whether there was something of before a restart.
         self.restarted = any(d.restarted for d in dumps)
@@ -207,9 +212,7 @@ class FlightRecorder:
         not_seeing = blind(self._groups.values())
         for group in self._groups.values():
             for rank in not_seeing & group.parts.keys():
-                transfers = group.parts[rank].transfers
-                if transfers is not None:
-                    transfers.done[:] = True
+                trust_peers(group, group.parts[rank])
             if not_seeing and group.waiting <= not_seeing:
                 for part in group.parts.values():
                     if part.collectives is None and part.position is None:
@@ -223,7 +226,7 @@ class FlightRecorder:
                 if part.transfers is None:
                     continue
                 for send, peer, _, done in by_peer(part.transfers):
-                    if _from_first(group, part, peer):
+                    if from_first(group, part, peer):
                         continue
                     pair = (key, part.rank, peer) if send else (key, peer, part.rank)
                     found[pair] = max(found.get(pair, 0), done)
@@ -365,12 +368,6 @@ def _p2p_batch(
         group=t.batch,
         thread=np.zeros(n, np.int64),
     )
-
-
-def _from_first(group: Group, part: Part, peer: int) -> bool:
-    """Whether both dumps show all that the two have sent and received in the group."""
-    sides = [p.transfers for p in group.parts.values() if p.rank in (part.rank, peer)]
-    return all(t is not None and t.from_first for t in sides) and len(sides) == 2
 
 
 def _batch_ends(source: int, t: Transfers) -> m.GroupEnds:

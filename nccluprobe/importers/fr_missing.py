@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from nccluprobe.importers.fr_dump import Dump
 from nccluprobe.importers.fr_groups import Group, Part, blind, by_peer
 from nccluprobe.match.model import SIG_LOST
 
@@ -118,6 +119,14 @@ def suspects(
         # Each of several would do: one of them is at fault, and nobody knows which.
         return alone if len(alone) == 1 else set()
     return {r for r in lacked if not standing.explains(lacked - {r})}
+
+
+def is_hollow(dump: Dump) -> bool:
+    """Whether a dump holds no call, while its status has calls of several groups as open.
+
+    It says no more than a file that is cut short.
+    """
+    return len(dump) == 0 and sum(made > done for made, done in dump.status.values()) > 1
 
 
 def _open_calls(group: Group, part: Part) -> Iterator[tuple[int, _Key, _Call]]:

@@ -11,6 +11,8 @@ from importers.fr_incidents import FORMS, make
 from importers.fr_real import load, write
 from importers.frgen import Job
 from importers.reading import Result
+from nccluprobe.importers.fr_dump import Dump
+from nccluprobe.importers.fr_missing import is_hollow
 
 _DATA = Path(__file__).parents[3] / "shared" / "data" / "fr_nvrx"
 
@@ -99,3 +101,25 @@ def test_each_of_two_missing_ranks_would_do(tmp_path: Path) -> None:
     assert Result(folder).blamed == set()
     (folder / "nccl_trace_rank_1").write_bytes(pickle.dumps(job.ranks[1].dump(), 2))
     assert Result(folder).blamed == {1}
+
+
+@pytest.mark.parametrize(
+    ("status", "hollow"),
+    [
+        ({"0": (5, 5), "1": (7, 7)}, False),
+        ({"0": (5, 4), "1": (7, 7)}, False),
+        ({"0": (5, 4), "1": (9, 7)}, True),
+    ],
+)
+def test_a_dump_without_calls_whose_status_has_some_as_open(
+    status: dict[str, tuple[int, int]], hollow: bool
+) -> None:
+    assert is_hollow(Dump("2.9", None, {}, status)) == hollow
+
+
+@pytest.mark.skipif(not _DATA.is_dir(), reason=f"no incidents in {_DATA.name} beside the project")
+def test_such_a_dump_says_no_more_than_one_that_is_cut_short(tmp_path: Path) -> None:
+    dumps = load(_DATA / "gpu_error_1st")
+    for rank in (12, 14):
+        dumps[rank]["entries"] = []
+    assert Result(write(dumps, tmp_path)).blamed == {12, 14}
