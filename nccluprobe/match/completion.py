@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import NOT_GOING_ON, capital, everyone, in_job, named, unobserved_text
+from nccluprobe.match.names import capital, everyone, in_job, named, unobserved_text
 from nccluprobe.match.process import Actor, Who
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, rank_status
 from nccluprobe.match.waits import Wait, entry_of
+from nccluprobe.plural import plural
 
 #: Every member needs every other: nobody can complete a later one without all.
 _SYNCHRONIZING = frozenset(
@@ -205,13 +207,14 @@ def not_complete(w: Wait, ctx: Context) -> Finding | None:
     if len(members) < len(comm.members()):
         return None  # some of them stand in something else
     signature = ctx.table[oldest[0][2]]
-    n = len(members)
+    n, they = len(members), tense.of(members)
+    one = they.one
     f = _stuck_finding(("not complete", *comm.key, w.seq), w, members, signature.api, newest, ctx)
     f.details["signature"] = signature.text()
     f.details["summary"] = (
         f"{everyone(n, comm.label, comm.complete_view)} entered {signature.api} #{w.seq}, and "
-        f"{'has not' if n == 1 else 'none of them has'} completed it for {seconds(waited):.1f} s: "
-        f"{_why_not(comm)}."
+        f"{f'{one.have} not' if n == 1 else f'none of them {one.have}'} completed it for "
+        f"{seconds(waited):.1f} s{they.until}: {_why_not(comm, they)}."
     )
     return f
 
@@ -270,6 +273,7 @@ def transfers_not_complete(
     w = min(mine, key=lambda w: w.order)
     comm, ctx = w.comm, context(w.comm)
     _, sender, receiver, order = w.at
+    they = tense.of(w.entered)
     newest = max(e.posted[x][order] for e, x in zip(w.entered, _lanes(w), strict=True))
     waited = ctx.now - newest
     if waited < ctx.options.missing_after:
@@ -277,9 +281,9 @@ def transfers_not_complete(
     key = ("not complete", *comm.key, sender, receiver, order)
     f = _stuck_finding(key, w, w.entered, w.api, newest, ctx)
     f.details["summary"] = (
-        f"{capital(named(w.entered))} have both posted {w.api} #{order} from rank {sender} to "
-        f"rank {receiver} of communicator {comm.label}, and it is not complete for "
-        f"{seconds(waited):.1f} s: {_why_not(comm)}."
+        f"{capital(named(w.entered))} {they.have} both posted {w.api} #{order} from rank {sender} "
+        f"to rank {receiver} of communicator {comm.label}, and it {they.one.be} not complete for "
+        f"{seconds(waited):.1f} s{they.until}: {_why_not(comm, they)}."
     )
     return [f]
 
@@ -289,14 +293,14 @@ def _lanes(w: Wait) -> tuple[tuple[bool, int], tuple[bool, int]]:
     return (True, w.at[2]), (False, w.at[1])
 
 
-def _why_not(comm: Communicator) -> str:
+def _why_not(comm: Communicator, they: tense.Tense) -> str:
     """What keeps a call that all observed members have entered, as far as is known."""
     others = len({*comm.unobserved(), *comm.unwatched})
     if not others:
-        return f"nobody is missing; {NOT_GOING_ON}"
+        return f"nobody {they.one.be} missing; {they.not_going_on}"
     return (
         f"{unobserved_text(others, comm.key.nranks)}, and may not have come; "
-        f"if all have, {NOT_GOING_ON}"
+        f"if all have, {they.not_going_on}"
     )
 
 
@@ -330,7 +334,7 @@ def _finding(b: _Behind, places: int, ctx: Context) -> Finding:
             f"{capital(named([e]))}, {e.process.place()}, has not completed {api} "
             f"#{comm.seq(b.slot)} of communicator {comm.label}, while {in_job(peers)} "
             f"completed {b.by} "
-            f"call{'s' if b.by > 1 else ''} more{also}: its GPU has failed, or does not report."
+            f"{plural(b.by, 'call')} more{also}: its GPU has failed, or does not report."
         ),
     }
     return Finding(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -173,6 +174,7 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     reason = "rank_ended_communicator" if aborted else end_reason(e.process)
     status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, reason)
     ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
+    they = tense.of(stay)
     details: dict[str, Any] = {
         **on_communicator(
             comm,
@@ -191,8 +193,8 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
             f"{capital(named([e], f'communicator {comm.label}'))} "
             f"{how} when "
             f"{w.label} may not have ended; "
-            + ("another member has" if len(ranks) == 1 else f"{len(ranks)} other members have")
-            + f" not called NCCL for {seconds(waited):.1f} s since."
+            + ("another member" if len(ranks) == 1 else f"{len(ranks)} other members")
+            + f" {they.have} not called NCCL for {seconds(waited):.1f} s since{they.until}."
         ),
     }
     return Finding(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -89,6 +91,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
     sides = "; ".join(_side(w) for w in told[:4])
     more = "" if len(told) <= 4 else f"; and {len(told) - 4} more"
     there = [e for w in cycle.waits for e in w.entered]
+    they = replace(tense.of(there), n=2)
     blamed = [e for e in there if e.actor in few and len(few) < len(cycle.actors)]
     details: dict[str, Any] = {
         **on_communicator(
@@ -104,6 +107,7 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         "cycle": [
             {
                 "comm_uid_hash": w.comm.key.hash,
+                "instance": w.comm.key.instance,
                 "comm_seq": w.seq,
                 "call": w.label,
                 "entered_comm_ranks": [e.comm_rank for e in w.entered],
@@ -115,13 +119,13 @@ def cycle_finding(cycle: Cycle, context: Callable[[Communicator], Context]) -> F
         "summary": (
             _odd_text(odd)
             + (f"{capital(named(blamed[:1]))} {_PLACED} " if cycle.placed and blamed else "")
-            + f"{_waiting(cycle)} wait for each other: {sides}{more}. "
+            + f"{_waiting(cycle)} {they.wait} for each other{they.until}: {sides}{more}. "
             + (
-                "Each side is inside a call that the other has not made."
+                f"Each side {they.one.be} inside a call that the other {they.one.have} not made."
                 if cycle.proven
                 else (_BEHIND if len(made) > 1 else _LOCKED)
                 if cycle.streams
-                else "Each side has made a call that the other has not."
+                else f"Each side {they.one.have} made a call that the other {they.one.have} not."
             )
         ),
     }

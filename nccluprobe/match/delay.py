@@ -24,6 +24,7 @@ from nccluprobe.match.options import SECOND, Options
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import coverage_of, ended_abruptly, rank_status
+from nccluprobe.plural import verb
 
 _IDLE = (
     "cause not decidable: the others could do nothing before the root had come, and it may have "
@@ -245,7 +246,7 @@ def _finding(e: Episode, ctx: Context) -> Finding:
     signature = ctx.table[wait.sig]
     status = rank_status(comm, e.rank, endpoint, ctx.now, limit, "rank_late")
     broken_off = _broken_off(e)
-    gave_up = f", and {'has' if len(e.in_time) == 1 else 'have'} given up" if broken_off else ""
+    gave_up = f", and {verb(len(e.in_time), 'has')} given up" if broken_off else ""
     details: dict[str, Any] = {
         **on_communicator(
             comm,

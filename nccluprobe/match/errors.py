@@ -13,7 +13,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding, required
 from nccluprobe.match.options import SECOND
 from nccluprobe.match.process import Process, Who
-from nccluprobe.match.status import left_at, process_facts
+from nccluprobe.match.status import how_ended, left_at, process_facts
 from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.nccl.enums import RESULTS
 
@@ -151,12 +151,13 @@ def _gone(
 def _after(f: Finding, gone: Endpoint) -> None:
     """The one that left is the cause."""
     f.role, f.culprits = "root_cause", (gone.process.who,)
-    end = gone.process.end
-    how = "ended" if gone.process.ended else f"ended the communicator ({gone.end and gone.end.how})"
-    f.details["after_end_of"] = {"comm_rank": gone.comm_rank, **process_facts(gone.process)}
+    facts = process_facts(gone.process)
+    how = f"ended the communicator ({gone.end and gone.end.how})"
+    if gone.process.ended:
+        how = f"ended{how_ended(facts)}"
+    f.details["after_end_of"] = {"comm_rank": gone.comm_rank, **facts}
     f.details["confidence"] = "inferred"
-    by = f" (signal {end.signal})" if end is not None and end.signal else ""
-    f.details["summary"] += f" Before that, {gone.process.label()} had {how}{by}."
+    f.details["summary"] += f" Before that, {gone.process.label()} had {how}."
 
 
 def _aborted(call: m.Call, e: Endpoint) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nccluprobe.match import p2p_held, teardown
+from nccluprobe.match import p2p_held, teardown, tense
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -108,7 +109,7 @@ def _call(
         if alone
         else "; it may wait for members that have not made the call"
     )
-    api = BY_NAME[call.api]
+    api, it = BY_NAME[call.api], tense.of_processes([p])
     return Finding(
         key=("call", p.who, call.thread, call.t),
         hang_type="nccl_missing_exit",
@@ -130,8 +131,8 @@ def _call(
             "first_entered_unix_ns": call.t,
             **process_facts(p),
             "summary": (
-                f"{call.api}{where} has not returned to {p.label()} for "
-                f"{seconds(waited):.1f} s{why}."
+                f"{call.api}{where} {it.have} not returned to {p.label()} for "
+                f"{seconds(waited):.1f} s{it.until_that}{why}."
             ),
         },
         severity="error" if alone and waited >= ctx.options.error_after else "notice",
@@ -190,6 +191,7 @@ def _level(
     ranks = [e.comm_rank for e, _ in inside if e.comm_rank is not None]
     back = [e.comm_rank for e in members if e.comm_rank not in ranks and e.comm_rank is not None]
     few = 2 * len(ranks) < len(members)
+    held = tense.of(e for e, _ in inside)
     signature = ctx.table[comm.last_sig] if comm.last_sig is not None else None
     api = signature.api if signature else inside[0][1].api
     return Finding(
@@ -215,7 +217,7 @@ def _level(
             "summary": (
                 f"All members of communicator {comm.label} entered {api} #{comm.last_seq}; it has "
                 f"returned on {in_job(e for e in members if e.comm_rank in back)}, and not on "
-                f"{in_job(e for e, _ in inside)} for {seconds(waited):.1f} s."
+                f"{in_job(e for e, _ in inside)} for {seconds(waited):.1f} s{held.until}."
             ),
         },
         severity="error" if waited >= ctx.options.error_after else "notice",
@@ -255,11 +257,12 @@ def relabel(state: State, waits: list[Wait], contexts: Mapping[CommKey, Context]
             status["reason"] = "call_not_returned"
         call = calls[0]
         assert call is not None
+        held, they = tense.of(w.absent), replace(tense.of(w.entered), n=2)
         f.details["summary"] = (
             f"{capital(named(w.absent, f'communicator {w.comm.label}'))} "
-            f"{'are' if len(calls) > 1 else 'is'} inside {call.api} for "
-            f"{seconds(now - call.t):.1f} s, although all have entered it and the others have "
-            f"returned; they wait in {w.label}."
+            f"{held.be} inside {call.api} for {seconds(now - call.t):.1f} s{held.until}, although "
+            f"all {they.have} entered it and the others {they.have} returned; they {they.wait} in "
+            f"{w.label}."
         )
         _spare(f, list(w.absent), w.comm.members(), state)
 

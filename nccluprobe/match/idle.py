@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nccluprobe.match import tense
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.leaving import gone_under, note_left
 from nccluprobe.match.lessons import RECEIVE, ROOTED_FROM, waited_for_root
@@ -102,7 +103,7 @@ def apply(
             dropped.add(id(f))
             w.finding = None
         else:
-            _tone_down(f)
+            _tone_down(f, tense.of(w.absent))
     return [f for f in current if id(f) not in dropped]
 
 
@@ -185,12 +186,17 @@ def _processes(w: Wait) -> set[Hashable]:
     return {e.process.who for e in (*w.entered, *w.absent)}
 
 
-def _tone_down(f: Finding) -> None:
+def _tone_down(f: Finding, it: tense.Tense) -> None:
     f.severity, f.role, f.culprits = "notice", "unknown", ()
     f.details["idle"] = UNDECIDED
     f.details["confidence"] = "none"
     who = "sender" if f.hang_type == "p2p_unmatched" else "root"
+    may = (
+        "have nothing to send, or hang"
+        if it.fate is None
+        else "have had nothing to send, or have hung"
+    )
     f.details["note"] = (
-        f"{NOT_DECIDABLE}: the {who} is outside NCCL, and nothing else is blocked; it "
-        "may have nothing to send, or hang (--idle-ok declares that this is normal)"
+        f"{NOT_DECIDABLE}: the {who} {it.be} outside NCCL, and nothing else {it.be} blocked; it "
+        f"may {may} (--idle-ok declares that this is normal)"
     )

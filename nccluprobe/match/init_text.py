@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.finding import Finding, required, seconds
+from nccluprobe.match.names import numbers
 from nccluprobe.match.process import Process
-from nccluprobe.match.status import process_facts, ranks_text
+from nccluprobe.match.status import process_facts
+from nccluprobe.plural import counted
 
 if TYPE_CHECKING:
     from nccluprobe.match.inits import Claim
 
 #: So many ranks, and so many candidates, are told one by one.
 _KEPT = 64
-
-
-def _s(n: int) -> str:
-    return "s" if n != 1 else ""
 
 
 def _finding(
@@ -76,6 +75,9 @@ def missing(
     candidates = elsewhere[:_KEPT]
     named = ""
     where = "have entered it, without blocking" if waiting[0].pending else "inside"
+    they = tense.of_processes(c.process for c in waiting)
+    it = they.one
+    until = they.until and f", until {numbers(c.rank for c in waiting)} {they.fate}"
     if candidates and len(candidates) <= 8:
         named = " Not in it: " + "; ".join(p.label() for p in candidates) + "."
     f = _finding(
@@ -103,10 +105,9 @@ def missing(
             ],
             "candidates": [{"rank": p.rank, **process_facts(p)} for p in candidates],
             "summary": (
-                f"{waiting[0].api} of communicator {uid_hash} ({nranks} ranks) waits for "
-                f"{seconds(ctx.now - first):.1f} s: rank{_s(len(absent))} "
-                f"{ranks_text(absent)} not seen in it, rank{_s(len(came))} "
-                f"{ranks_text(came)} {where}.{named}"
+                f"{waiting[0].api} of communicator {uid_hash} ({nranks} ranks) {it.wait} for "
+                f"{seconds(ctx.now - first):.1f} s{until}: {numbers(absent)} not "
+                f"seen in it, {numbers(came)} {where}.{named}"
             ),
         },
     )
@@ -118,6 +119,7 @@ def stuck(uid_hash: str | None, claims: list[Claim], ctx: Context, since: int) -
     """All ranks are in it, and none has returned."""
     nranks = claims[0].nranks
     ranks = list(range(nranks)) if uid_hash is None else sorted({c.rank for c in claims})
+    they = tense.of_processes(c.process for c in claims)
     of = f" of communicator {uid_hash}" if uid_hash else f" of {claims[0].process.label()}"
     return _finding(
         "comm_init_stuck",
@@ -131,9 +133,10 @@ def stuck(uid_hash: str | None, claims: list[Claim], ctx: Context, since: int) -
         {
             "entered_comm_ranks": ranks,
             "summary": (
-                f"All {nranks} ranks are inside {claims[0].api}{of}, the last since "
-                f"{seconds(ctx.now - since):.1f} s, and it does not end: nobody is missing; the "
-                f"network between them or its set-up is the place to look."
+                f"All {nranks} ranks {they.be} inside {claims[0].api}{of}, the last for "
+                f"{seconds(ctx.now - since):.1f} s{they.until}, and it {they.one.does} not end: "
+                f"nobody {they.one.be} missing; the network between them or its set-up is the "
+                f"place to look."
             ),
         },
     )
@@ -144,6 +147,7 @@ def not_returned(
 ) -> Finding:
     """The init has returned on some ranks, and not on others."""
     ranks = sorted({c.rank for c in waiting})
+    they = tense.of_processes(c.process for c in waiting)
     f = _finding(
         "nccl_missing_exit",
         uid_hash,
@@ -157,8 +161,8 @@ def not_returned(
             "inside_comm_ranks": ranks,
             "summary": (
                 f"{waiting[0].api} of communicator {uid_hash} has returned on "
-                f"{len(back)} ranks, and not on rank{_s(len(ranks))} {ranks_text(ranks)} for "
-                f"{seconds(ctx.now - since):.1f} s."
+                f"{counted(len(back), 'rank')}, and not on {numbers(ranks)} "
+                f"for {seconds(ctx.now - since):.1f} s{they.until}."
             ),
         },
     )
@@ -176,10 +180,7 @@ def sizes(
     """Ranks that passed different sizes."""
     by_size = {n: sorted({c.rank for c in claims if c.nranks == n}) for n, _ in found}
     wrong = [c for c in claims if c.nranks != found[0][0]] if named else []
-    said = " and ".join(
-        f"rank{_s(len(ranks))} {ranks_text(ranks)} passed nranks {n}"
-        for n, ranks in by_size.items()
-    )
+    said = " and ".join(f"{numbers(ranks)} passed nranks {n}" for n, ranks in by_size.items())
     tail = "" if named else "; no side is in the majority"
     f = _finding(
         "collective_mismatch",
@@ -222,7 +223,7 @@ def conflict(
     tail = ""
     if wrong is not None:
         right = pair[0] if wrong is pair[1] else pair[1]
-        tail = f" It is the rank of {right.process.label()}: the other is wrong."
+        tail = f" In the job it is the rank of {right.process.place()}: the other is wrong."
     f = _finding(
         "comm_init_rank_conflict",
         uid_hash,

@@ -7,8 +7,10 @@ when others wait on for longer than a shutdown takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.names import capital, named
@@ -86,13 +88,14 @@ def _left(w: Wait, f: Finding, ctx: Context) -> None:
     if w.calls and f.details["confidence"] == "observed":
         # Who has queued a receive and left may have been done, but for a sender that hangs.
         f.details["confidence"] = "inferred"
+    they = replace(tense.of(e for e in w.entered if e not in gone), n=2)
     f.details |= {
         "reason": status[0]["reason"],
         "left_comm_ranks": ranks,
         "left_rank_status": status,
         "summary": (
             f"{capital(named(gone, f'communicator {w.comm.label}'))} entered {w.label} and left "
-            f"before it could end; the others wait on."
+            f"before it could end; the others {they.wait} on{they.until}."
         ),
     }
 

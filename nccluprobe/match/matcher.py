@@ -22,6 +22,8 @@ from nccluprobe.match import (
     phases,
     roles,
     sites,
+    tense,
+    untimed,
 )
 from nccluprobe.match.absence import Context
 from nccluprobe.match.book import Book
@@ -156,6 +158,8 @@ class Matcher(State):
         self.waits = waits
         self._note_missed(waits)
         self._name(current)
+        tense.note_ended(current, self.processes.values())
+        untimed.settle(current, self.processes.values())
         supposed.undo()
         return current
 
@@ -315,6 +319,7 @@ class Matcher(State):
             f.named = [known[who] for who in dict.fromkeys(f.culprits) if who in known]
             if comm := comms.get((f.comm_uid_hash or "", f.details.get("instance") or 0)):
                 f.job_ranks = job_ranks(comm.endpoints.values())
+                f.past = tense.fates(comm.endpoints.values())
 
     def _clean_up(self, contexts: dict[CommKey, Context], keep: set[Hashable]) -> None:
         """Forget communicators that have ended and about which nothing is open.

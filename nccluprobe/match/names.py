@@ -13,9 +13,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.model import Looked
 from nccluprobe.match.process import Process
 from nccluprobe.match.status import ranks_text
-
-#: What keeps a call that all have entered, where nothing else is seen.
-NOT_GOING_ON = "the device or the network is not going on"
+from nccluprobe.plural import counted, verb
 
 
 def identities(
@@ -82,7 +80,7 @@ def everyone(n: int, label: str, complete: bool) -> str:
 
 def unobserved_text(n: int, nranks: int) -> str:
     """How many of a communicator nobody observes."""
-    return f"{n} of {nranks} ranks {'is' if n == 1 else 'are'} not observed"
+    return f"{n} of {counted(nranks, 'rank')} {verb(n, 'is')} not observed"
 
 
 def capital(text: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.details import on_communicator
@@ -299,6 +300,7 @@ def _finding(i: Inversion, ctx: Context) -> Finding:
     lossy = any(e.process.lost for c in (i.x, i.y) for e in c.members())
     hangs = waited >= ctx.options.missing_after
     members = {e.process.who for c in (i.x, i.y) for e in c.members()}
+    they = tense.of(e for c in (i.x, i.y) for e in c.members())
     text = "; ".join(_calls(s, i, s[0].before[i.slot] <= i.other) for s in i.sides[:3])
     details: dict[str, Any] = {
         **on_communicator(
@@ -317,7 +319,7 @@ def _finding(i: Inversion, ctx: Context) -> Finding:
         "summary": (
             f"The orders of the calls on one stream exclude each other: {text}."
             + (
-                f" Nobody has called on either for {seconds(waited):.1f} s."
+                f" Nobody {they.one.have} called on either for {seconds(waited):.1f} s{they.until}."
                 if hangs
                 else " The job went on all the same."
             )

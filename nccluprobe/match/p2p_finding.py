@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import on_communicator
@@ -218,6 +219,7 @@ def misplaced(
     there, waiting, other = wanted
     same = o.peer is not None and o.peer.process.who == waiting.endpoint.process.who
     rank, peer = unit.endpoint.comm_rank, waiting.endpoint.comm_rank
+    it = tense.of([waiting.endpoint])
     details = base(
         comm,
         min(unit.t, waiting.t),
@@ -233,7 +235,8 @@ def misplaced(
     )
     details["summary"] = (
         f"{capital(named([unit.endpoint]))} called {_call(o.op, ctx.table)} on communicator "
-        f"{comm.label}, which nobody answers, and {named([waiting.endpoint])} waits in "
+        f"{comm.label}, which nobody {it.have} answered, and {named([waiting.endpoint])} "
+        f"{it.wait} in "
         f"{_call(other.op, ctx.table)}"
         + (f" on communicator {there.label}: " if there is not comm else ": ")
         + ("the two used different communicators." if same else "the call has the wrong peer.")
@@ -310,12 +313,12 @@ def unmatched(
     return f
 
 
-#: ``{}``: the send or receive.
+#: ``{}``: the send or receive; ``{be}``: is or was.
 _WHY = {
     "rank_alive_but_not_entered": "has not made {}",
     "rank_left_no_dump": "has left no whole dump",
     "rank_device_not_begun": "has queued {}, and its device has not begun it",
-    "rank_inside_other_call": "is inside another NCCL call",
+    "rank_inside_other_call": "{be} inside another NCCL call",
     "rank_exit_or_crash_suspected": "crashed or was killed",
     "rank_exited": "has exited",
     "rank_ended_communicator": "has ended the communicator",
@@ -327,10 +330,11 @@ _WHY = {
 
 
 def _waits_text(comm: Communicator, details: dict[str, Any], unit: Unit) -> str:
-    held = "is inside" if unit.hard is not None else "waits in"
+    it = tense.of([unit.endpoint])
+    held = f"{it.be} inside" if unit.hard is not None else f"{it.wait} in"
     return (
         f"{named([unit.endpoint])} {held} {unit.label} of communicator {comm.label} "
-        f"for {details['waited_s']:.1f} s"
+        f"for {details['waited_s']:.1f} s{it.until}"
     )
 
 
@@ -338,7 +342,7 @@ def _told(reasons: dict[int, tuple[Endpoint, str]], what: str) -> str:
     """What each of some ranks has done instead of ``what``."""
     told = [
         f"{named([x]) if x.comm_rank == r else f'rank {r} of the communicator'} "
-        f"{_WHY.get(why, why.replace('_', ' ')).format(what)}"
+        f"{_WHY.get(why, why.replace('_', ' ')).format(what, be=tense.of([x]).be)}"
         for r, (x, why) in sorted(reasons.items())[:6]
     ]
     return ", ".join(told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.align import EXACT
 from nccluprobe.match.endpoint import Endpoint
@@ -76,7 +77,7 @@ def _finding(calls: list[tuple[Process, Inside]], where: set[str], ctx: Context)
     else:  # not all have a known rank
         who = ", ".join(p.label() for p, _ in calls[:4])
         who += f" and {len(calls) - 4} more" if len(calls) > 4 else ""
-    several = len(calls) > 1
+    they = tense.of_processes(p for p, _ in calls)
     return Finding(
         key=(_KEY, ctx.job),
         hang_type="nccl_missing_exit",
@@ -96,10 +97,10 @@ def _finding(calls: list[tuple[Process, Inside]], where: set[str], ctx: Context)
             ),
             "first_entered_unix_ns": first,
             "summary": (
-                f"{capital(who)} {'are' if several else 'is'} inside {apis} for "
-                f"{seconds(waited):.1f} s, although the other side of each send and receive has "
-                f"come: the network does not connect them, or something that was queued before "
-                f"does not end on the device."
+                f"{capital(who)} {they.be} inside {apis} for {seconds(waited):.1f} s{they.until}, "
+                f"although the other side of each send and receive {they.one.have} come: the "
+                f"network {they.one.does} not connect them, or something that was queued before "
+                f"{they.one.does} not end on the device."
             ),
         },
         severity="error" if waited >= ctx.options.error_after else "notice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.device_lack import Stall
@@ -30,6 +31,7 @@ def inversion(
         cycle=[
             {
                 "comm_uid_hash": comm.key.hash,
+                "instance": comm.key.instance,
                 "comm_seq": None,
                 "call": x.label,
                 "entered_comm_ranks": [x.endpoint.comm_rank],
@@ -56,8 +58,8 @@ def inversion(
 
 
 def _side(u: Unit) -> str:
-    inside = "is inside" if u.endpoint.process.over is None else "was inside"
-    held = inside if u.held is not None else "waits in"
+    it = tense.of([u.endpoint])
+    held = f"{it.be} inside" if u.held is not None else f"{it.wait} in"
     return f"{named([u.endpoint])} {held} {u.label}"
 
 
@@ -80,6 +82,7 @@ def deadlock(
         cycle=[
             {
                 "comm_uid_hash": s.parts[0].comm.key.hash,
+                "instance": s.parts[0].comm.key.instance,
                 "comm_seq": None,
                 "call": stalled(s),
                 "entered_comm_ranks": [s.endpoint.comm_rank],
@@ -90,8 +93,9 @@ def deadlock(
     )
     sides = "; ".join(f"{named([s.endpoint])} in {stalled(s)}" for s in stalls[:4])
     more = "" if len(stalls) <= 4 else f"; and {len(stalls) - 4} more"
+    hold = "hold" if tense.of(members).fate is None else "held"
     text = (
-        f"The streams of {len(ranks)} ranks of communicator {comm.label} hold up each other: "
+        f"The streams of {len(ranks)} ranks of communicator {comm.label} {hold} up each other: "
         f"{sides}{more}. Each has queued what the next one needs behind it."
     )
     if odd is not None:

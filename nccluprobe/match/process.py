@@ -167,6 +167,11 @@ class Process:
         return self.end is not None and self.end.how != "detached"
 
     @property
+    def has_given_up(self) -> bool:
+        """Whether a scan judges it as of the moment when it gave up."""
+        return 0 < self._as_of <= self.gave_up
+
+    @property
     def over(self) -> m.ProcessEnd | None:
         """Its end, also while that is set aside; None: it is there, as far as is known."""
         end = self.end or self.set_aside

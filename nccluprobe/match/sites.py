@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import CommKey
 from nccluprobe.match.details import on_communicator
@@ -94,8 +95,9 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
     others = [r for r in sorted(p.sites) if r not in ranks]
     most = majority(p.sites) or 0
     own = names[p.sites[ranks[0]]]
-    many = len(ranks) > 1
-    they = "they" if many else "it"
+    they = "they" if len(ranks) > 1 else "it"
+    t = tense.of(w.entered)
+    have = "have" if t.fate is None else "had"
     api = f.details["api"]
     return Finding(
         key=("site", *comm.key, p.slot, tuple(ranks)),
@@ -123,8 +125,9 @@ def _finding(w: Wait, f: Finding, p: Parting, ctx: Context) -> Finding:
             "summary": (
                 f"{capital(named(w.entered))} came to #{p.seq} of communicator {comm.label} from "
                 f"call site {own}, {numbers(others)} from call site {names[most]}: a call that "
-                f"only {they} made. Now {they} {'wait' if many else 'waits'} in {w.label}, for "
-                f"{seconds(max(0, ctx.now - w.first)):.1f} s, where the others have been already."
+                f"only {they} made. {'Now' if t.fate is None else 'Then'} {they} {t.wait} in "
+                f"{w.label}, where the others {have} been already, for "
+                f"{seconds(max(0, ctx.now - w.first)):.1f} s{t.until}."
             ),
         },
         severity=f.severity,

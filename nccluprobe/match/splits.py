@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccluprobe.match import names
+from nccluprobe.match import names, tense
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.children import Children, Made, inside_child
 from nccluprobe.match.communicator import Communicator
@@ -21,7 +21,6 @@ from nccluprobe.match.status import (
     is_silent,
     process_facts,
     rank_status,
-    ranks_text,
 )
 from nccluprobe.match.waits import Wait
 
@@ -120,6 +119,7 @@ def _stuck(x: _Came) -> Finding | None:
     if len(x.waiting) < len(x.came) or x.until - newest < x.ctx.options.missing_after:
         return None
     waited = x.until - newest
+    they = tense.of(e for e, _ in x.waiting)
     ranks = sorted(e.comm_rank or 0 for e in x.came)
     return Finding(
         key=("child_stuck", *x.comm.key, x.child),
@@ -131,9 +131,9 @@ def _stuck(x: _Came) -> Finding | None:
         details={
             **_details(x, waited, "all_inside"),
             "summary": (
-                f"All {len(ranks)} callers are inside {x.call.api} {x.child} of communicator "
-                f"{x.comm.label}, the last since {seconds(waited):.1f} s, and it does not end: "
-                f"nobody is missing."
+                f"All {len(ranks)} callers {they.be} inside {x.call.api} {x.child} of communicator "
+                f"{x.comm.label}, the last for {seconds(waited):.1f} s{they.until}, and it "
+                f"{they.one.does} not end: nobody {they.one.be} missing."
             ),
         },
         severity="error" if waited >= x.ctx.options.error_after else "notice",
@@ -228,13 +228,13 @@ def _reason(e: Endpoint, x: _Came, watched: bool) -> str:
 def _summary(x: _Came, missing: list[Endpoint], waited: int) -> str:
     what = x.call.api.removeprefix("ncclComm").lower()
     where = f"{what} {x.child} of communicator {x.comm.label}"
+    they = tense.of(e for e, _ in x.waiting)
     tail = (
-        f"{len(x.came)} of {x.comm.key.nranks} ranks came, the first waits for "
-        f"{seconds(waited):.1f} s."
+        f"{len(x.came)} of {x.comm.key.nranks} ranks came, the first {they.one.wait} for "
+        f"{seconds(waited):.1f} s{they.until}."
     )
     if x.new_ranks:
-        s = "s" if len(x.new_ranks) > 1 else ""
-        return f"New rank{s} {ranks_text(x.new_ranks)} did not come to {where}: {tail}"
+        return f"New {names.numbers(x.new_ranks)} did not come to {where}: {tail}"
     if x.may_stay:
         n = len(x.absent) - x.may_stay
         return (

@@ -6,6 +6,7 @@ of it.  Its counters still say how far it came on each communicator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -121,15 +122,18 @@ class Standing:
 
     def __init__(self) -> None:
         self.looks: dict[m.ProcessKey, m.Looked] = {}
+        #: How often each process was looked at.
+        self.times: Counter[m.ProcessKey] = Counter()
         #: (process, hash, rank) -> counters, and since when they are so
         self._since: dict[tuple[m.ProcessKey, str, int], tuple[Seqs, int]] = {}
 
     def note(self, look: m.Looked) -> None:
         """Take an ``inspect`` line."""
         before = self.looks.get(look.key)
-        if before is not None and before.t > look.t:
-            return
         if before is None and len(self.looks) >= _KEPT:
+            return
+        self.times[look.key] += 1
+        if before is not None and before.t > look.t:
             return
         self.looks[look.key] = look
         for comm in look.comms:

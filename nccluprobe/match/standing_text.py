@@ -8,6 +8,7 @@ from nccluprobe.match.absence import Context, strongest
 from nccluprobe.match.finding import Finding, required, seconds
 from nccluprobe.match.names import capital, numbers
 from nccluprobe.match.status import end_reason, process_facts, ranks_text
+from nccluprobe.plural import counted, verb
 
 if TYPE_CHECKING:
     from nccluprobe.match.standing import Group, Stand
@@ -128,7 +129,8 @@ def describe_gone(group: Group, ctx: Context) -> Finding:
         "summary": (
             f"{capital(numbers(missing))} of communicator {label} "
             f"{'are' if several else 'is'} gone: the process{'es' if several else ''} "
-            f"cannot be reached any more, while {len(stay)} others still use it."
+            f"cannot be reached any more, while {counted(len(stay), 'other')} still "
+            f"{verb(len(stay), 'uses')} it."
         ),
     }
     return Finding(
@@ -201,7 +203,7 @@ def _summary(
         lag = " and ".join(f"{n} {api}" for api, n in sorted(lags[s.rank].items()))
         parts.append(f"rank {s.rank}{place} is {lag} behind")
     if len(behind) > 4:
-        parts.append(f"{len(behind) - 4} more ranks are behind")
+        parts.append(f"{counted(len(behind) - 4, 'more rank', 'is')} behind")
     text = ", ".join(parts)
     have = "have" if len(front) > 1 else "has"
     known = f", and {have} not moved for {seconds(waited):.1f} s" if waited else ""

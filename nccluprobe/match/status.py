@@ -171,6 +171,21 @@ def process_facts(p: Process) -> dict[str, Any]:
     return facts
 
 
+def how_ended(facts: dict[str, Any]) -> str:
+    """How a process ended, in brackets, or that it is not known; empty: no end was seen.
+
+    ``facts``: ``process_end``, ``exit_code`` and ``signal``, as in the status of a rank.
+    """
+    if facts.get("process_end") is None:
+        return ""
+    if facts.get("signal") is not None:
+        return f" (signal {facts['signal']})"
+    if facts["process_end"] == "signaled":
+        return " (signal not known)"
+    code = facts.get("exit_code")
+    return " (exit code not known)" if code is None else f" (exit code {code})"
+
+
 def coverage_of(comm: Communicator, now: int, limit: int) -> dict[str, Any]:
     """The coverage that a finding on this communicator rests on."""
     known = [e for _, e in sorted(comm.endpoints.items())]

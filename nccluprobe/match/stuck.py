@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context, waiting_until
 from nccluprobe.match.children import inside_child
 from nccluprobe.match.communicator import Communicator
@@ -12,9 +14,10 @@ from nccluprobe.match.details import lost_any, on_communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.excuse import Stall
 from nccluprobe.match.finding import Finding, seconds
-from nccluprobe.match.names import NOT_GOING_ON, capital, everyone, named, unobserved_text
+from nccluprobe.match.names import capital, everyone, named, unobserved_text
 from nccluprobe.match.status import coverage_of, inside_end, last_sign, ranks_text
 from nccluprobe.match.waits import Wait
+from nccluprobe.plural import counted
 
 
 def judge_level(comm: Communicator, ctx: Context) -> Finding | None:
@@ -54,18 +57,20 @@ def _finding(
     ranks = [e.comm_rank for e in members if e.comm_rank is not None]
     others = comm.unobserved()
     api = signature.api if signature else None
+    they = tense.of(members)
     if unobserved:
         hang_type, reason = "waiting_for_unobserved", "rank_not_observed"
         summary = (
             f"{everyone(len(ranks), comm.label, complete=False)} "
-            f"{'waits' if len(ranks) == 1 else 'wait'} in {api} #{seq} for "
-            f"{seconds(waited):.1f} s; {unobserved_text(len(others), comm.key.nranks)}."
+            f"{they.wait} in {api} #{seq} for "
+            f"{seconds(waited):.1f} s{they.until}; {unobserved_text(len(others), comm.key.nranks)}."
         )
     else:
         hang_type, reason = "collective_all_ranks_stuck", "all_inside"
         summary = (
-            f"All {len(ranks)} members of communicator {comm.label} are inside {api} #{seq} "
-            f"for {seconds(waited):.1f} s: nobody is missing; {NOT_GOING_ON}."
+            f"All {len(ranks)} members of communicator {comm.label} {they.be} inside {api} #{seq} "
+            f"for {seconds(waited):.1f} s{they.until}: nobody {they.one.be} missing; "
+            f"{they.not_going_on}."
         )
     details: dict[str, Any] = {
         **on_communicator(
@@ -128,10 +133,12 @@ def hung_finding(
     f.details["unobserved_comm_ranks"] = len(comm.unobserved())
     newest = _newest_call(comm, ctx)
     call = f"a call that all entered, {newest} or one before," if newest else "what they called"
+    they = tense.of(kept)
     f.details["summary"] = (
-        f"{capital(named(kept, f'communicator {comm.label}'))} stand still for "
-        f"{f.details['waited_s']:.1f} s, and no rank that does not come explains all of them: "
-        f"{call} does not end on the device; no single rank stands out."
+        f"{capital(named(kept, f'communicator {comm.label}'))} {they.stand} still for "
+        f"{f.details['waited_s']:.1f} s{they.until}, and no rank that {they.one.does} not come "
+        f"explains all of them: {call} {they.one.does} not end on the device; no single rank "
+        f"stands out."
     )
     return f
 
@@ -185,19 +192,20 @@ def _newest_call(comm: Communicator, ctx: Context) -> str | None:
 
 def _stall_text(stall: Stall, call: str, waited: int, elsewhere: int) -> str:
     comm, members = stall.comm, stall.members
-    others = f"{elsewhere} other rank{'s wait' if elsewhere > 1 else ' waits'} for them"
-    for_long = f"for {seconds(waited):.1f} s"
+    they = tense.of(members)
+    others = f"{counted(elsewhere, 'other rank')} {replace(they, n=elsewhere).wait} for them"
+    for_long = f"for {seconds(waited):.1f} s{they.until}"
     if len(members) == comm.key.nranks:
         who = (
             f"All {len(members)} members of communicator {comm.label} entered {call} and none of "
-            f"them has called NCCL {for_long}"
+            f"them {they.one.have} called NCCL {for_long}"
         )
     else:
         who = (
             f"All {comm.key.nranks} members of communicator {comm.label} entered {call}, after "
-            f"which {named(members)} have not called NCCL {for_long}"
+            f"which {named(members)} {they.have} not called NCCL {for_long}"
         )
     return (
-        f"{who}, while {others}: either this call does not end on the device, or all of them "
-        f"left together; no single rank stands out."
+        f"{who}, while {others}: either this call {they.one.does} not end on the device, or all "
+        f"of them left together; no single rank stands out."
     )

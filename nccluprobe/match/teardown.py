@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context, strongest, waiting_until
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -109,10 +110,10 @@ def _all_inside(
     entered = [e for e, _ in inside]
     ranks = sorted(e.comm_rank or 0 for e in entered)
     apis = sorted({c.api for _, c in inside})
-    others = comm.unobserved()
+    others, they = comm.unobserved(), tense.of(entered)
     kind, reason = (_STUCK, "all_inside") if comm.complete_view else (_UNSEEN, "rank_not_observed")
     why = (
-        "nobody is missing; work that was queued before, the device or the network is not going on"
+        f"nobody {they.one.be} missing; work that was queued before, or {they.not_going_on}"
         if comm.complete_view
         else unobserved_text(len(others), comm.key.nranks)
     )
@@ -140,8 +141,8 @@ def _all_inside(
             "not_observed_ranks": ranks_text(others),
             "summary": (
                 f"{everyone(len(ranks), comm.label, comm.complete_view)} "
-                f"{'is' if len(ranks) == 1 else 'are'} inside {' or '.join(apis)} for "
-                f"{seconds(waited):.1f} s: {why}."
+                f"{they.be} inside {' or '.join(apis)} for {seconds(waited):.1f} s{they.until}: "
+                f"{why}."
             ),
         },
         severity="error" if error else "notice",
@@ -220,10 +221,11 @@ def _summary(
     absent: list[Endpoint],
     waited: int,
 ) -> str:
+    they = tense.of(entered)
     text = (
         f"{capital(named(entered, f'communicator {comm.label}'))} "
-        f"{'wait' if len(entered) > 1 else 'waits'} in {api} for {seconds(waited):.1f} s; "
-        f"{named(absent)} {'have' if len(absent) > 1 else 'has'} not called it"
+        f"{they.wait} in {api} for {seconds(waited):.1f} s{they.until}; "
+        f"{named(absent)} {tense.of(absent).have} not called it"
     )
     doing = _doing(absent[0]) if len(absent) == 1 else None
     return text + (f": it {doing}." if doing else ".")
@@ -234,11 +236,12 @@ def _doing(e: Endpoint) -> str | None:
     p, inside = e.process, e.process.inside_now()
     if p.ended:
         return "has ended"
+    be = tense.of([e]).be
     if inside is not None:
-        return f"is inside {inside.api}"
+        return f"{be} inside {inside.api}"
     if p.coverage is None:
         return None
     if p.coverage.main == "syscall" and p.coverage.syscall is not None:
-        return f"is in the system call {p.coverage.syscall}"
+        return f"{be} in the system call {p.coverage.syscall}"
     state = _DOING.get(p.coverage.main)
-    return None if state is None else f"is {state}"
+    return None if state is None else f"{be} {state}"

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Iterable
 from nccluprobe.match import p2p_supposed
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import may_wait
-from nccluprobe.match.names import NOT_GOING_ON
 from nccluprobe.match.options import SECOND
+from nccluprobe.match.tense import NOT_GOING_ON
 
 #: Reasons of sends and receives that are worked out, not seen.
 _GUESSES = frozenset(
@@ -63,10 +63,6 @@ _DIFFERENCES = frozenset(
 _AFTER = 60 * SECOND
 
 
-#: Of a call that does not end, where a cause is known that may hold it up.
-_HELD_UP = "something else may hold up its devices"
-
-
 def _is_plain(f: Finding) -> bool:
     """Whether it says only that ranks have not come."""
     return f.hang_type in (
@@ -92,8 +88,9 @@ def _demote(f: Finding, cause: Finding) -> None:
     f.role, f.culprits = "unknown", ()
     f.details["perhaps_of"] = cause.id
     f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"
-    if NOT_GOING_ON in (text := f.details.get("summary") or ""):
-        f.details["summary"] = text.replace(NOT_GOING_ON, _HELD_UP)
+    for plain, held_up in NOT_GOING_ON.items():
+        if plain in (text := f.details.get("summary") or ""):
+            f.details["summary"] = text.replace(plain, held_up)
 
 
 def temper(findings: Iterable[Finding]) -> None:

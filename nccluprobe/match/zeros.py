@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nccluprobe.match import tense
 from nccluprobe.match.absence import Context
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.details import lost_any, on_communicator
@@ -72,6 +73,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
     comm, rank, call = w.comm, e.comm_rank, ctx.table[zero.sig]
     lossy = lost_any(comm.endpoints.values())
     limit = ctx.options.silent_after
+    hold = "hold" if tense.of(w.entered).fate is None else "held"
     return Finding(
         key=("zero", *comm.key, rank, zero.slot),
         hang_type="collective_mismatch",
@@ -100,7 +102,7 @@ def zero_finding(w: Wait, e: Endpoint, ctx: Context) -> Finding | None:
             "summary": (
                 f"{capital(named([e]))} called {call.text()} (call_idx {zero.idx}) on communicator "
                 f"{comm.label}, which NCCL discards: it is one call ahead of the others since, and "
-                f"the streams hold up each other at {w.label}."
+                f"the streams {hold} up each other at {w.label}."
             ),
         },
         severity="error" if waited >= ctx.options.error_after else "notice",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nccluprobe"
 #: Below the stages: no part of these imports a stage.
-BASE = {"errors", "memory", "numerals", "procinfo", "syscalls", "elf_file", "record", "resources",
-        "nccl", "trace"}  # fmt: skip
+BASE = {"errors", "memory", "numerals", "plural", "procinfo", "syscalls", "elf_file", "record",
+        "resources", "nccl", "trace"}  # fmt: skip
 #: What each part may import beside itself and the base.
 ALLOWED = {
     "capture": set(),

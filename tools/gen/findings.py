@@ -87,6 +87,12 @@ _DETAILS_OF = (
     ("most", "first_entered_unix_ns", "since when"),
     ("some", "perhaps_of", "id of the cause of which it may be a consequence; role unknown"),
     ("some", "note, explanation", "what weakens the verdict; what may lie behind it"),
+    (
+        "some",
+        "assumed, assumed_by",
+        "fields whose times are not in what was read: waited_s, first_entered_unix_ns; timeout: "
+        "PyTorch's stands for them",
+    ),
     ("an absence", "queued_behind", "later calls on the communicator that somebody entered"),
     ("an absence", "not_observed_comm_ranks", "of those behind, the ones nobody watches"),
     ("an absence", "unobserved_comm_ranks", "how many members are not traced at all"),
@@ -101,8 +107,8 @@ _DETAILS_OF = (
     (
         "a deadlock",
         "cycle",
-        "the calls that wait for each other: comm_uid_hash, comm_seq, call, entered_comm_ranks, "
-        "missing_comm_ranks of each",
+        "the calls that wait for each other: comm_uid_hash, instance, comm_seq, call, "
+        "entered_comm_ranks, missing_comm_ranks of each",
     ),
     (
         "a deadlock",

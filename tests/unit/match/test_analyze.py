@@ -143,7 +143,10 @@ def test_a_hung_job_that_was_ended_is_not_called_alive(tmp_path: Path) -> None:
         p.end(t + 61.5, "signaled", signal=15)
     job.write(tmp_path)
     text = " ".join(run("analyze", tmp_path).stdout.split())
-    assert "rank 3: it was alive and outside this call until its process ended" in text
+    assert (
+        "rank 3: it was alive and outside this call: its main thread was running outside NCCL, "
+        "until its process ended (signal 15)"
+    ) in text
     assert "pid 1003 on node0 has ended since" in text
     assert "it is alive" not in text
 

@@ -176,5 +176,8 @@ def test_analyze_reads_a_folder_of_looks(tmp_path: Path) -> None:
     assert "Rank 1 (pid 1001 on node0) is 3 ncclAllReduce behind on communicator" in text, (
         done.stdout + done.stderr
     )
-    assert "2 processes were looked at from outside" in text
+    assert (
+        "Coverage: 1 job, 2 processes, 4 ranks of 2 communicators, looked at 2 times: NCCL's "
+        "counters, no calls."
+    ) in text
     assert "collector silent" not in text
