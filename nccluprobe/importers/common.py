@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nccluprobe.match import model as m
+from nccluprobe.plural import counted
 
 #: Sources of traces are numbered from 0: ours begin here.
 FIRST_SOURCE = 1 << 24
@@ -105,7 +106,9 @@ def lines_of(path: str, told: Told) -> Iterator[bytes]:
         if packed and left <= 0:
             told.problem(f"{path}: it holds more text than such a file needs: the rest is not read")
         if cut:
-            told.problem(f"{path}: {cut} lines were longer than {_MAX_LINE} bytes, and cut")
+            told.problem(
+                f"{path}: {counted(cut, 'line', 'was')} longer than {_MAX_LINE} bytes, and cut"
+            )
 
 
 def printable(raw: bytes, most: int = 200) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccluprobe.importers.common import open_file
+from nccluprobe.plural import counted
 
 FR, RAS, INSPECTOR, NCCL_LOG = "fr", "ras", "inspector", "nccl-log"
 KINDS = (FR, RAS, INSPECTOR, NCCL_LOG)
@@ -114,7 +115,7 @@ def _folder(top: Path, kind: str | None, found: Found) -> None:
         found.traces.append(top)
         return
     if unknown:
-        more = f" and {len(unknown) - 1} more files" if len(unknown) > 1 else ""
+        more = f" and {counted(len(unknown) - 1, 'more file')}" if len(unknown) > 1 else ""
         here.problems.append(f"{min(unknown)}{more}: not read: nothing that is known")
     found.problems += here.problems
     for what, files in here.files.items():

@@ -38,6 +38,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.doubt import ASSUMED
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import NO_DUMP, NOT_BEGUN, UNKNOWN_CLOCK
+from nccluprobe.match.untimed import TIMEOUT
 
 SECOND = 1_000_000_000
 #: PyTorch's own default.
@@ -252,6 +253,7 @@ class FlightRecorder:
             rank=rank,
             world_size=len(self.job.members),
             front="flight recorder",
+            untimed=TIMEOUT if self.assumed else "",
             nccl_versions=(dump.nccl_version,) if dump and dump.nccl_version else (),
         )
         yield m.ClockState(source, UNKNOWN_CLOCK)

@@ -20,6 +20,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import UNKNOWN_CLOCK
 from nccluprobe.nccl.enums import SEQ_NAMES
+from nccluprobe.plural import counted
 
 _BIG = 2**62
 _MAX_OBJECT = 1 << 20
@@ -85,7 +86,7 @@ class Inspector:
             except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
                 bad += 1
         if bad:
-            self.told.problem(f"{path}: {bad} records could not be read")
+            self.told.problem(f"{path}: {counted(bad, 'record')} could not be read")
         elif not good:
             self.told.problem(f"{path}: no record of a collective")
 

@@ -19,14 +19,19 @@ from nccluprobe.match import model as m
 _STREAMS = 1 << 32
 
 
-def process_items(p: LogProcess, numbers: Numbers, through: int) -> Iterator[list[m.Item]]:
-    """Items of a process, a list for each GPU that it drives; all was read up to ``through``."""
+def process_items(
+    p: LogProcess, numbers: Numbers, through: int, untimed: str
+) -> Iterator[list[m.Item]]:
+    """Items of a process, a list for each GPU that it drives; all was read up to ``through``.
+
+    ``untimed``: which times are assumed.
+    """
     lanes = p.lanes
     if len(lanes) > 1 and (p.host, p.pid) in numbers.known:
         lanes = [None]  # what else tells of it knows one process
     if len(lanes) == 1:
         key = numbers.key("log", p.host, p.pid)
-        yield list(_items(p, p.comms, None, key, numbers.take(), through))
+        yield list(_items(p, p.comms, None, key, numbers.take(), through, untimed))
         return
     of_lane: dict[int | None, list[LogComm]] = {d: [] for d in lanes}
     for comm in p.comms:
@@ -34,7 +39,7 @@ def process_items(p: LogProcess, numbers: Numbers, through: int) -> Iterator[lis
     for device, comms in of_lane.items():
         start = 0 if device is None else device + 1
         key = m.ProcessKey(f"log {p.host}", p.pid, start)
-        yield list(_items(p, comms, (device,), key, numbers.take(), through))
+        yield list(_items(p, comms, (device,), key, numbers.take(), through, untimed))
 
 
 def _items(
@@ -44,6 +49,7 @@ def _items(
     key: m.ProcessKey,
     source: int,
     through: int,
+    untimed: str,
 ) -> Iterator[m.Item]:
     """``lane``: the device that it is about; None: all."""
     yield m.SourceOpened(source, p.name)
@@ -55,6 +61,7 @@ def _items(
         rank=_rank(comms),
         front="nccl log",
         cannot_see=("groups",),
+        untimed=untimed,
     )
     for comm in comms:
         yield m.CommInfo(

@@ -21,9 +21,11 @@ from nccluprobe.importers.log_items import process_items
 from nccluprobe.importers.log_state import Begun, LogComm, LogProcess
 from nccluprobe.match import model as m
 from nccluprobe.match.signature import SignatureTable
+from nccluprobe.match.untimed import ALL, LAST
 from nccluprobe.nccl.api import BY_NAME, Kind
 from nccluprobe.nccl.commhash import child_226
 from nccluprobe.nccl.enums import datatype_name, op_name
+from nccluprobe.plural import counted, verb
 
 _HEAD = re.compile(
     rb"(?:\[(?P<clock>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(?P<part>\d{1,9}))?\] )?"
@@ -124,8 +126,9 @@ class NcclLog:
                 "NCCL_DEBUG_SUBSYS=INIT,COLL"
             )
         if self._torn:
-            n = "1 call is" if self._torn == 1 else f"{self._torn} calls are"
-            after = f"; {self._dropped} later calls have no place, and are not compared"
+            n = counted(self._torn, "call", "is")
+            later = counted(self._dropped, "later call", "has")
+            after = f"; {later} no place, and {verb(self._dropped, 'is')} not compared"
             self.told.problem(
                 f"{path}: {n} torn, where lines ran into each other or an end is missing, and "
                 f"counted as lost{after * (self._dropped > 0)}"
@@ -321,16 +324,19 @@ class NcclLog:
         self._tell()
         through = max((p.newest for p in self.processes.values()), default=0) + open_for
         for p in self.processes.values():
-            yield from process_items(p, self.numbers, through)
+            yield from process_items(p, self.numbers, through, LAST if self.clocked else ALL)
 
     def _tell(self) -> None:
         """Say what of all files is not compared."""
         for op, n in sorted(self._unknown.items()):
-            self.told.problem(f"{n} calls of {op} are not compared: it is not known")
+            self.told.problem(
+                f"{counted(n, 'call')} of {op} {verb(n, 'is')} not compared: it is not known"
+            )
         comms = [c for p in self.processes.values() for c in p.comms if not c.seen_init]
         if comms:
             n = sum(len(c.calls) + len(c.transfers) for c in comms)
             self.told.problem(
-                f"{n} calls on {len(comms)} communicators whose initialisation is not in the log "
-                "are not compared; set NCCL_DEBUG_SUBSYS=INIT,COLL from the start"
+                f"{counted(n, 'call')} on {counted(len(comms), 'communicator')} whose "
+                f"initialisation is not in the log {verb(n, 'is')} not compared; set "
+                "NCCL_DEBUG_SUBSYS=INIT,COLL from the start"
             )

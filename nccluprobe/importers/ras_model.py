@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nccluprobe.plural import counted, verb
+
 #: Ranks of one communicator, and processes of one report: more are not looked at.
 MOST_RANKS = 200_000
 #: Ranks of all communicators together, of one report and of all.
@@ -59,8 +61,8 @@ def check(comm: Comm, report: Report) -> None:
     if beyond:
         comm.ranks = [r for r in comm.ranks if 0 <= r.rank < comm.nranks]
         report.problems.append(
-            f"{len(beyond)} ranks of communicator {comm.hash} are beyond its size of "
-            f"{comm.nranks}, and passed over"
+            f"{counted(len(beyond), 'rank')} of communicator {comm.hash} "
+            f"{verb(len(beyond), 'is')} beyond its size of {comm.nranks}, and passed over"
         )
     if len({r.rank for r in comm.ranks}) < len(comm.ranks):
         comm.ranks.clear()

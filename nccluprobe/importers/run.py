@@ -21,6 +21,7 @@ from nccluprobe.importers.ras_model import Report
 from nccluprobe.importers.ras_reports import together
 from nccluprobe.match.model import ProcessKey
 from nccluprobe.match.pipeline import Analysis
+from nccluprobe.plural import counted, verb
 
 _NAMES = {
     FR: "flight recorder dump",
@@ -48,11 +49,11 @@ class Imported:
 
     def all_notes(self) -> list[str]:
         """Notes and problems as lines for people."""
-        lines = [f"{n} {_NAMES[k]}{'s' if n > 1 else ''} read" for k, n in self.files.items()]
+        lines = [f"{counted(n, _NAMES[k])} read" for k, n in self.files.items()]
         problems = self.told.problems
         lines += self.notes + problems[:20]
         if len(problems) > 20:
-            lines.append(f"{len(problems) - 20} more files with problems")
+            lines.append(f"{counted(len(problems) - 20, 'more file')} with problems")
         return lines
 
 
@@ -93,9 +94,12 @@ def import_files(found: Found, analysis: Analysis) -> Imported:
         for items in log.items(analysis.matcher.options.missing_after):
             analysis.take(items)
         done.good += len(log.processes)
+        when = (
+            "for how long its last calls have been open" if log.clocked else "when calls were made"
+        )
         done.notes.append(
-            "a log does not say for how long its last calls have been open: "
-            f"{analysis.matcher.options.missing_after / 1e9:g} s is assumed"
+            f"a log does not say {when}: what is open at its end is judged as if that had "
+            f"lasted {analysis.matcher.options.missing_after / 1e9:g} s"
         )
     analysis.count_calls(done.told.calls)
     return done
@@ -145,7 +149,7 @@ def _flight_recorder(
         reads.append((read.path, read.value))
     if len(errors) == len(files) > 1 and {why for _, why in errors} == {EMPTY}:
         folders = sorted({str(Path(path).parent) for path, _ in files})
-        more = "" if len(folders) < 3 else f" and {len(folders) - 2} more folders"
+        more = "" if len(folders) < 3 else f" and {counted(len(folders) - 2, 'more folder')}"
         done.told.problem(f"{', '.join(folders[:2])}{more}: the {len(files)} dumps are empty files")
         return
     for path, why in errors:
@@ -163,19 +167,21 @@ def _flight_recorder(
         dumps = [x.dump for x in job.members.values() if x.dump is not None]
         if not any(map(len, dumps)):
             if dumps:
-                done.told.problem(f"{where}: its {len(dumps)} dumps are empty: they hold no call")
+                n = len(dumps)
+                they = "it holds" if n == 1 else "they hold"
+                done.told.problem(f"{where}: its {counted(n, 'dump', 'is')} empty: {they} no call")
             continue
         if describe_default(job):
             done.note(
                 "the dumps do not describe their groups: the default group is taken to have "
-                f"the {len(dumps)} ranks that left one"
+                f"the {counted(len(dumps), 'rank')} that left one"
             )
         recorder = FlightRecorder(job, numbers.take(len(job.members)), analysis.table)
         recorder.read()
         if recorder.unplaced:
             done.told.problem(
-                f"{where}: {recorder.unplaced} calls of groups that the dumps do not describe "
-                "(pg_config) are not compared"
+                f"{where}: {counted(recorder.unplaced, 'call')} of groups that the dumps do not "
+                f"describe (pg_config) {verb(recorder.unplaced, 'is')} not compared"
             )
         if not recorder.compares:
             continue

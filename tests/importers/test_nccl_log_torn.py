@@ -193,7 +193,7 @@ def test_a_function_that_is_not_known_is_told(tmp_path: Path) -> None:
     log = job(None)
     log.call(0, "MadeUpReduce")
     (told,) = Result(log.merged(tmp_path / "all.log")).imported.told.problems
-    assert told == "1 calls of MadeUpReduce are not compared: it is not known"
+    assert told == "1 call of MadeUpReduce is not compared: it is not known"
 
 
 def test_thousands_of_communicators(tmp_path: Path) -> None:

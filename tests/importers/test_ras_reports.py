@@ -97,7 +97,7 @@ def test_a_rank_that_is_told_twice(tmp_path: Path) -> None:
 def test_ranks_beyond_the_size_are_counted(tmp_path: Path) -> None:
     content = report(0, {0: 9, 1: 9, 2: 8, 3: 9, 7: 9})
     result = Result(write(tmp_path / "ras.json", content))
-    assert "1 ranks of communicator a1349768e9517ed7 are beyond its size of 4" in problems(result)
+    assert "1 rank of communicator a1349768e9517ed7 is beyond its size of 4" in problems(result)
 
 
 def test_a_million_ranks_are_one_line(tmp_path: Path) -> None:
