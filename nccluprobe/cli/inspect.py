@@ -14,6 +14,7 @@ from nccluprobe.cli.numbers import seconds as time_in
 from nccluprobe.cli.numbers import whole
 from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.plural import counted
 
 _MAX_FILE = 256 << 20
 
@@ -114,7 +115,7 @@ def look(pids: list[int], globs: list[str], budget: Any) -> list[dict[str, Any]]
         except OSError:
             continue  # ended in between
     if refused:
-        say(f"{refused} matching processes may not be read: run it with sudo")
+        say(f"{counted(refused, 'matching process')} may not be read: run it with sudo")
     inspector.finish()
     if globs and not looked:
         raise NccluprobeError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from nccluprobe.inspect.groups import Group, Member
 from nccluprobe.nccl.enums import RESULTS, SEQ_NAMES
+from nccluprobe.plural import counted, plural, verb
 
 Line = dict[str, Any]
 _MOST = 8
@@ -97,10 +98,11 @@ def group(found: Group) -> Iterable[str]:
     """A communicator over all processes: who is behind."""
     name = f' "{escape(found.name)}"' if found.name else ""
     seen = len({m.rank for m in found.members})
-    head = f"communicator {found.hash}{name}, {found.nranks} ranks, {seen} looked at"
+    head = f"communicator {found.hash}{name}, {counted(found.nranks, 'rank')}, {seen} looked at"
     if found.doubled:
+        have = verb(len(found.doubled), "has")
         yield (
-            f"{head}: ranks {_ranks(found.doubled)} have several communicators with this hash; "
+            f"{head}: {_named(found.doubled)} {have} several communicators with this hash; "
             "which belong together cannot be told"
         )
         return
@@ -110,7 +112,9 @@ def group(found: Group) -> Iterable[str]:
     elif len(found.counted) == 1:
         yield f"{head}: one rank only, nothing to compare"
     elif not lags:
-        yield f"{head}: all equal ({_counts(found.most())})"
+        n = len(found.counted)
+        who = "all equal" if n == found.nranks else f"the {n} that could be read are equal"
+        yield f"{head}: {who} ({_counts(found.most())})"
     else:
         moving = "; its counters move, so small differences are normal" if found.moving else ""
         yield f"{head}: {_behind(len({lag.member.rank for lag in lags}))}{moving}"
@@ -122,12 +126,27 @@ def group(found: Group) -> Iterable[str]:
             )
         if len(lags) > _MOST:
             yield f"  and {len(lags) - _MOST} more"
-    if found.missing:
-        yield f"  not looked at: ranks {_ranks(found.missing)}"
+    unread = sorted({m.rank for m in found.members} - {m.rank for m in found.counted})
+    if unread and found.counted:
+        yield f"  counters not known: {_named(unread)}"
+    gone = sorted({m.rank for m in found.members if not m.process["alive"]})
+    if gone:
+        it = "its process has" if len(gone) == 1 else "their processes have"
+        yield f"  {_named(gone)}: {it} ended since"
+    if missing := found.missing:
+        its = "its process has" if len(missing) == 1 else "their processes have"
+        was = verb(len(missing), "was")
+        yield (
+            f"  not looked at: {_named(missing)}; {its} ended, or {was} not among those looked at"
+        )
 
 
 def _behind(count: int) -> str:
-    return "1 rank is behind" if count == 1 else f"{count} ranks are behind"
+    return f"{counted(count, 'rank', 'is')} behind"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{plural(len(ranks), 'rank')} {_ranks(ranks)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

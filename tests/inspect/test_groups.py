@@ -85,11 +85,30 @@ def test_groups_are_told_by_hash_and_size() -> None:
 def test_what_is_not_known_is_said() -> None:
     assert "counters not known" in shown([line(1, comm(0, 2, None))])
     assert "nothing to compare" in shown([line(1, comm(3, 9, (0, 0, 0, 0, 1)))])
-    assert "not looked at: ranks 0-2, 4-8" in shown([line(1, comm(3, 9, (0, 0, 0, 0, 1)))])
+    assert "not looked at: ranks 0-2, 4-8; their processes have ended, or were not among" in (
+        shown([line(1, comm(3, 9, (0, 0, 0, 0, 1)))])
+    )
     # Two communicators with one hash in one process: which is which?
     twice = line(1, comm(0, 2, (0, 0, 0, 0, 1)), comm(0, 2, (0, 0, 0, 0, 4)))
     both = shown([twice, line(2, comm(1, 2, (0, 0, 0, 0, 1)))])
     assert "cannot be told" in both and "behind" not in both
+
+
+def test_a_rank_that_is_gone_is_not_one_of_all() -> None:
+    """Rank 2 of 4 has ended, so nobody read its memory."""
+    three = [line(r, comm(r, 4, (0, 0, 0, 0, 9))) for r in (0, 1, 3)]
+    assert shown(three) == (
+        "communicator abababababababab, 4 ranks, 3 looked at: the 3 that could be read are equal "
+        "(9 AllReduce)\n"
+        "  not looked at: rank 2; its process has ended, or was not among those looked at"
+    )
+    dead = line(2, comm(2, 4, None), alive=False)
+    assert shown([*three, dead]) == (
+        "communicator abababababababab, 4 ranks, 4 looked at: the 3 that could be read are equal "
+        "(9 AllReduce)\n"
+        "  counters not known: rank 2\n"
+        "  rank 2: its process has ended since"
+    )
 
 
 def test_text_of_the_target_is_escaped() -> None:
