@@ -13,6 +13,7 @@ import typer
 from nccluprobe.cli.numbers import seconds, whole
 from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.plural import counted
 
 DEFAULT_DEADLINE = 30.0
 #: Steps of a run with a planted fault.
@@ -193,7 +194,7 @@ def canary(
                 launch = replace(launch, address=parse_address(address))
         if launch is None and nproc is None and sim:
             nproc = DEFAULT_SIM_RANKS
-            say(f"canary: {nproc} local ranks; --nproc N for more")
+            say(f"canary: {counted(nproc, 'local rank')}; --nproc N for more")
         if launch is None and nproc is not None:
             check_plan(settings, nproc)
             return _local_ranks(nproc, hold, None if planted else settings.deadline, sim)

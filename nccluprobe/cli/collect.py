@@ -16,6 +16,7 @@ import typer
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes
 from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.plural import counted, verb
 
 if TYPE_CHECKING:
     from nccluprobe.capture.preload_source import PreloadSource
@@ -113,7 +114,7 @@ def _collect(
     )
     if left:
         say(
-            f"{left} process{'es' * (left != 1)} of the job still run: "
+            f"{counted(left, 'process')} of the job still {verb(left, 'runs')}: "
             f"`nccluprobe collect {source.folder} --out {out}` stays with them"
         )
 

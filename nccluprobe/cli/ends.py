@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 
 from nccluprobe.match.process import Process
+from nccluprobe.plural import counted, plural, verb
 
 #: A collector writes every second: whose trace is so much older has none any more, ns.
 _STOPPED = 10_000_000_000
@@ -19,14 +20,15 @@ def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[st
         last = max(p.end.t for p in gone.values() if p.end is not None)
         found = min(p.found_gone for p in gone.values())
         notes.append(
-            f"{_processes(len(gone))} found gone at {_clock(found)} UTC, nobody saw when: what is "
-            f"said of them is counted to {_clock(last)} UTC, the last sign of life"
+            f"{counted(len(gone), 'process', 'was')} found gone at {_clock(found)} UTC, nobody "
+            f"saw when: what is said of {'it' if len(gone) == 1 else 'them'} is counted to "
+            f"{_clock(last)} UTC, the last sign of life"
         )
     seen = {p.who for p in processes if p.alive_until}
     if unread := {p.who for p in processes if p.found_gone} - seen:
         notes.append(
-            f"{_processes(len(unread))} found gone, and the calls were read by an earlier "
-            "collector: give its folder, too"
+            f"{counted(len(unread), 'process', 'was')} found gone, and the calls were read by an "
+            "earlier collector: give its folder, too"
         )
     told = {p.who for p in processes if p.end is not None and p.end.how != "detached"}
     stopped = {
@@ -40,15 +42,11 @@ def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[st
         preload = any(p.info is not None and p.info.front == "preload" for p in left)
         more = ": `nccluprobe collect --once` writes the rest" if preload else ""
         notes.append(
-            f"the traces of {len(left)} process{'es' * (len(left) != 1)} stop at "
-            f"{_clock(max(p.newest for p in left))} UTC without an end, so their tracer was "
-            f"killed{more}"
+            f"the {plural(len(left), 'trace')} of {counted(len(left), 'process')} "
+            f"{verb(len(left), 'stops')} at {_clock(max(p.newest for p in left))} UTC without an "
+            f"end, so {'its' if len(left) == 1 else 'their'} tracer was killed{more}"
         )
     return notes
-
-
-def _processes(n: int) -> str:
-    return "1 process was" if n == 1 else f"{n} processes were"
 
 
 def _clock(unix_ns: int) -> str:

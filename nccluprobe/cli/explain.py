@@ -27,12 +27,15 @@ from nccluprobe.importers.files import find
 from nccluprobe.importers.run import one_kind
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.pipeline import Analysis
-from nccluprobe.match.status import rank_status
+from nccluprobe.match.matcher import Matcher
+from nccluprobe.match.status import how_ended, process_facts, rank_status
+from nccluprobe.match.untimed import ALL, TIMEOUT
+from nccluprobe.plural import counted, verb
 from nccluprobe.report.evidence import Evidence
 from nccluprobe.report.explain import Who
 from nccluprobe.report.explain import explain as render
 from nccluprobe.report.imported import show
+from nccluprobe.report.several import MOST, Part, calls_of, explain_several
 from nccluprobe.report.transfers import asked, marked
 from nccluprobe.report.words import NOTHING_KNOWN, why
 from nccluprobe.trace.reader import TraceReader
@@ -84,10 +87,8 @@ def explain(
         raise nothing_read(session, runs, run_id)
     session.declare()
     session.analysis.scan(None)
-    matcher = session.analysis.matcher
-    f = _pick(matcher.book.all(), finding_id, runs)
-    evidence, members = _evidence(f, session.analysis, session.found.traces, run_id)
-    sys.stdout.write(render(f, evidence, members, sys.stdout.isatty()))
+    f = _pick(session.analysis.matcher.book.all(), finding_id, runs)
+    sys.stdout.write(_text(f, session, run_id))
     return int(ExitCode.OK)
 
 
@@ -106,15 +107,30 @@ def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
     )
 
 
-def _evidence(
-    f: Finding, analysis: Analysis, traces: list[Path], run_id: str | None
-) -> tuple[Evidence, dict[int, Who]]:
-    matcher = analysis.matcher
-    instance = f.details.get("instance") or 0
+def _text(f: Finding, session: Session, run_id: str | None) -> str:
+    """The finding with its calls, as read from the traces again."""
+    analysis, colour = session.analysis, sys.stdout.isatty()
+    calls = calls_of(f)
+    places = [_place(f, *call, analysis.matcher) for call in calls[:MOST]]
+    reader = TraceReader(session.found.traces, run_id)
+    reader.discover(force=True)
+    for chunk in reader.poll():
+        lines = chunk.data.split(b"\n")
+        for part in places:
+            part.evidence.feed(chunk.source, lines)
+    for part in places:
+        show(part.evidence, analysis.kept or (), analysis.table)
+    if len(places) == 1:
+        return render(f, places[0].evidence, places[0].members, colour)
+    return explain_several(f, places, len(calls) - len(places), colour)
+
+
+def _place(f: Finding, comm_hash: str, instance: int, seq: int | None, matcher: Matcher) -> Part:
+    """What is to be shown of one communicator; its calls are still to be read."""
     mine: list[Endpoint] = [
         e
         for e in matcher.endpoints.values()
-        if (e.info.hash, e.info.instance) == (f.comm_uid_hash, instance)
+        if (e.info.hash, e.info.instance) == (comm_hash, instance)
     ]
     places: dict[tuple[int, int], tuple[int, int]] = {}
     members: dict[int, Who] = {}
@@ -129,16 +145,14 @@ def _evidence(
         status = rank_status(
             comm, rank, e, now, matcher.options.silent_after, "rank_alive_but_not_entered"
         )
-        members[rank] = Who(_name(rank, e), e.process.place(), _state(e, now, why(status)))
-    seq = f.comm_seq if f.comm_seq is not None else 0
-    around = (seq - _BEFORE, seq + _AFTER) if f.comm_seq is not None else (0, -1)
-    evidence = Evidence(f.comm_uid_hash or "", instance, around, places, asked(marked(f)))
-    reader = TraceReader(traces, run_id)
-    reader.discover(force=True)
-    for chunk in reader.poll():
-        evidence.feed(chunk.source, chunk.data.split(b"\n"))
-    show(evidence, analysis.kept or (), analysis.table)
-    return evidence, members
+        state = _state(e, now, why(status))
+        members[rank] = Who(_name(rank, e), e.process.place(), state, e.process.rank)
+    around = (0, -1) if seq is None else (seq - _BEFORE, seq + _AFTER)
+    transfers = asked(marked(f)) if comm_hash == f.comm_uid_hash else {}
+    untimed = {e.info.source for e in mine if e.process.info and e.process.info.untimed == ALL}
+    evidence = Evidence(comm_hash, instance, around, places, transfers, untimed)
+    name = next((e.info.name for e in mine if e.info.name), None)
+    return Part(comm_hash, name, seq, evidence, members)
 
 
 def _name(rank: int, e: Endpoint) -> str:
@@ -152,9 +166,9 @@ def _name(rank: int, e: Endpoint) -> str:
 def _state(e: Endpoint, now: int, text: str) -> str:
     p = e.process
     if p.end is not None and p.ended:
-        code = "" if p.end.code is None else f", code {p.end.code}"
-        signal = "" if not p.end.signal else f", signal {p.end.signal}"
-        return f"its process ended ({p.end.how}{code}{signal})"
+        return f"its process ended{how_ended(process_facts(p))}"
+    if p.info is not None and p.info.untimed:
+        return "" if p.info.untimed == TIMEOUT else "no later call in the log"
     newest = max(p.last_activity, e.last_t)
     quiet = max(0, now - newest) / 1e9
     inside = p.inside_now()
@@ -162,6 +176,6 @@ def _state(e: Endpoint, now: int, text: str) -> str:
         return f"inside {inside.api} for {(now - inside.t) / 1e9:.1f} s"
     state = text.removeprefix("it is alive and outside this call: ")
     state = "" if state == NOTHING_KNOWN else f": {state}"
-    lost = f"; {p.lost} events of it were lost" if p.lost else ""
+    lost = f"; {counted(p.lost, 'event')} of it {verb(p.lost, 'was')} lost" if p.lost else ""
     # Of dumps not all is known that a process has called.
     return (f"no call for {quiet:.1f} s{state}" if newest else state.removeprefix(": ")) + lost

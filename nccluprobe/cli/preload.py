@@ -21,6 +21,7 @@ from nccluprobe.cli.collect import PERIOD_S, make
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, whole
 from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.plural import counted
 
 if TYPE_CHECKING:
     from nccluprobe.capture.preload_source import PreloadSource
@@ -168,8 +169,8 @@ def _finish(source: PreloadSource, collector: Collector) -> None:
         say(f"records lost or overwritten before they were read: {lost}; raise --ring-kb")
     if left:
         say(
-            f"{left} traced processes outlive the command; "
-            f"`nccluprobe collect {source.folder}` goes on with them"
+            f"{counted(left, 'traced process', 'outlives')} the command; "
+            f"`nccluprobe collect {source.folder}` goes on with {'it' if left == 1 else 'them'}"
         )
 
 

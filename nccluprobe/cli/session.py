@@ -21,6 +21,7 @@ from nccluprobe.collect.exits import ExitWatcher
 from nccluprobe.collect.safedir import check_out, parse_owner
 from nccluprobe.collect.writer import Limits
 from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.plural import counted
 
 #: Matching processes that ended lately: their last records are still wanted.
 _REMEMBERED = 4096
@@ -183,13 +184,13 @@ class Session:
         undecided = self._collector.stats.undecided
         if undecided:
             self._say(
-                f"{undecided} records are in no file: their processes ended before it could be "
-                "seen whether they match"
+                f"{counted(undecided, 'record', 'is')} in no file: a process ended before it could "
+                "be seen whether it matches"
             )
         if self._collector.stats.skipped:
             self._say(
-                f"{self._collector.stats.skipped} lines were not written: no room, or no way to "
-                "the files; the traces say of which processes"
+                f"{counted(self._collector.stats.skipped, 'line', 'was')} not written: no room, or "
+                "no way to the files; the traces say of which processes"
             )
         self._say(
             f"done: probes removed in {seconds:.1f} s; records lost: {lost}, "

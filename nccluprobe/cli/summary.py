@@ -8,14 +8,17 @@ from collections.abc import Hashable, Iterator
 from nccluprobe import procinfo
 from nccluprobe.cli.ends import end_notes
 from nccluprobe.importers.run import Imported
+from nccluprobe.match import tense
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.lessons import ROOTED_FROM
 from nccluprobe.match.matcher import Matcher
 from nccluprobe.match.names import named, numbers
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Process, Who
-from nccluprobe.match.status import is_silent, ranks_text
+from nccluprobe.match.status import is_silent, left_at
 from nccluprobe.match.waits import Wait
-from nccluprobe.report.text import Summary
+from nccluprobe.plural import counted, plural, verb
+from nccluprobe.report.text import Looked, Summary
 from nccluprobe.trace.heartbeats import HeartbeatReader
 from nccluprobe.trace.reader import TraceReader
 
@@ -52,34 +55,54 @@ def _there_until(matcher: Matcher, p: Process) -> int:
 def waiting_notes(matcher: Matcher) -> list[str]:
     """Who waits now without a finding: below the limit, or for what is not decidable."""
     found = []
-    short: list[tuple[Wait, float]] = []
+    lasting: list[tuple[float, bool]] = []
     limit = matcher.options.missing_after / 1e9
     for w, waited in _open_waits(matcher):
         away, where = named(w.absent), f"communicator {w.comm.label}"
+        they = tense.of(w.entered)
         if set(w.absent) & set(w.entered):  # a call that all have made
             found.append(
-                f"not complete for {waited:.0f} s, no finding: {w.label}, of {where}; it waits for "
-                f"{away}, held up in an earlier call"
+                f"not complete for {waited:.0f} s{they.until}, no finding: {w.label}, of {where}; "
+                f"it {they.one.wait} for {away}, held up in an earlier call"
             )
             continue
-        if waited < limit and not any(e.process.in_phase for e in w.absent):
-            short.append((w, waited))
+        counts = _missed_for(matcher, w)
+        excused = any(e.process.in_phase for e in w.absent) or (
+            _is_for_one(w) and matcher.options.idle_declared(w.comm.name, w.comm.key.hash)
+        )
+        if counts < limit and not excused:
+            lasting.append((counts, they.fate is not None))
         least = " or more" if all(e.process.found_gone for e in w.entered) else ""
         over = all(e.end is not None for e in w.entered)
-        what = "waited" if over else "waiting"
-        then = " before they ended the communicator" if over else ""
+        then = " before they ended the communicator" if over else they.until
+        what = "waiting" if they.fate is None else "waited"
         found.append(
             f"{what} for {waited:.0f} s{least}{then}, no finding: {named(w.entered, where)} in "
             f"{w.label}; not there: {away}"
         )
-    more = len(found) - _LISTED
-    rest = [f"and {more} more waits without a finding"] if more > 0 else []
-    inside, lasting = _inside_notes(matcher, limit)
-    lasting += [
-        (waited, all(e.process.ended or e.end is not None for e in w.entered))
-        for w, waited in short
-    ]
-    return found[:_LISTED] + rest + inside + _shorter_limit(lasting, limit)
+    inside, lasted = _inside_notes(matcher, limit)
+    found = _first(found, "more wait", " without a finding")
+    return found + inside + _shorter_limit(lasting + lasted, limit)
+
+
+def _is_for_one(w: Wait) -> bool:
+    """Whether it may be a wait for work of one rank, which is normal where that was declared."""
+    return len(w.absent) == 1 and (w.api in ROOTED_FROM or w.p2p)
+
+
+def _missed_for(matcher: Matcher, w: Wait) -> float:
+    """For how many seconds all who are absent were missed, as a finding counts it.
+
+    Who called something else meanwhile, or was held up itself, is missed since then.
+    """
+    until = max((_waits_until(matcher, e) for e in w.entered), default=0)
+    missed = []
+    for e in w.absent:
+        since = max(w.first, e.last_t, e.process.held_until(w.first))
+        known = e.process.heard_until(matcher.now_of(e.process.source))
+        left = left_at(e)
+        missed.append(min(until, known if left is None else left) - since)
+    return max(0, min(missed, default=0)) / 1e9
 
 
 def _inside_notes(matcher: Matcher, limit: float) -> tuple[list[str], list[tuple[float, bool]]]:
@@ -120,7 +143,8 @@ def _several(processes: list[Process]) -> str:
 def _shorter_limit(short: list[tuple[float, bool]], limit: float) -> list[str]:
     """What to do about waits that are no finding only because they are short so far.
 
-    ``short``: seconds, and whether who waited has ended.
+    ``short``: seconds, and whether who waited has ended.  What is advised is a limit that the
+    longest, and those that are about as long, are over.
     """
     if not short:
         return []
@@ -129,9 +153,10 @@ def _shorter_limit(short: list[tuple[float, bool]], limit: float) -> list[str]:
     least = min(waited for waited, _ in short if waited >= longest / 2)
     after = max(int(least * _SOME_LESS), min(1, int(least)))
     why = f"a wait is a finding from {limit:g} s on (--missing-after)"
+    what = f"{_TRY} {after}, by which one of {after} s or more is a finding"
     if all(ended for _, ended in short):
-        return [f"{why}; who waited has ended, so none of these becomes one: {_TRY} {after}"]
-    return [f"{why}: wait until then if the job still runs, or {_TRY} {after}"]
+        return [f"{why}; who waited has ended, so none of these becomes one: {what}"]
+    return [f"{why}: wait until then if the job still runs, or {what}"]
 
 
 def phase_notes(matcher: Matcher) -> list[str]:
@@ -148,8 +173,7 @@ def phase_notes(matcher: Matcher) -> list[str]:
                 f"{p.label()} has declared the phase {phase.name} for {lasts / 1e9:.0f} s of "
                 f"{limit / 1e9:.0f} s{over}"
             )
-    more = len(found) - _LISTED
-    return found[:_LISTED] + ([f"and {more} more ranks in a phase"] if more > 0 else [])
+    return _first(found, "more rank", " in a phase")
 
 
 def untraced_notes(matcher: Matcher) -> list[str]:
@@ -163,16 +187,22 @@ def untraced_notes(matcher: Matcher) -> list[str]:
         ends = [(e, e.process.end, matcher.now_of(e.process.source)) for e in comm.members()]
         quiet = [(now if end is None else min(now, end.t)) - e.last_t for e, end, now in ends]
         still = min(quiet, default=0)
-        ranks = f"rank{'s' if len(lacking) > 1 else ''} {ranks_text(lacking)}"
-        text = f"not traced: {ranks} of communicator {comm.label}"
+        text = f"not traced: {numbers(lacking)} of communicator {comm.label}"
         if still >= matcher.options.missing_after:
             text += f"; no other one has made a call on it for {still / 1e9:.0f} s"
         found.append((-comm.key.nranks, text))
     found.sort()
     notes = [text for _, text in found[:_LISTED]]
     if len(found) > _LISTED:
-        notes.append(f"and ranks of {len(found) - _LISTED} more communicators are not traced")
+        more = counted(len(found) - _LISTED, "more communicator")
+        notes.append(f"and ranks of {more} are not traced")
     return notes
+
+
+def _first(notes: list[str], noun: str, rest: str = "") -> list[str]:
+    """The first of some notes, and of how many others there is one, too."""
+    more = len(notes) - _LISTED
+    return notes[:_LISTED] + ([f"and {counted(more, noun)}{rest}"] if more > 0 else [])
 
 
 def skew_notes(matcher: Matcher, skews: dict[str, int]) -> list[str]:
@@ -184,8 +214,7 @@ def skew_notes(matcher: Matcher, skews: dict[str, int]) -> list[str]:
         "made: its times are set right by that"
         for boot, ahead in sorted(skews.items())
     ]
-    more = len(found) - _LISTED
-    return found[:_LISTED] + ([f"and the clocks of {more} more hosts"] if more > 0 else [])
+    return _first(found, "more clock")
 
 
 def clock_notes(matcher: Matcher) -> list[str]:
@@ -195,8 +224,7 @@ def clock_notes(matcher: Matcher) -> list[str]:
         f"{'ahead of' if offset > 0 else 'behind'} this machine's"
         for host, offset in sorted(matcher.clocks.hosts.items())
     ]
-    more = len(found) - _LISTED
-    return found[:_LISTED] + ([f"and the clocks of {more} more hosts"] if more > 0 else [])
+    return _first(found, "more clock")
 
 
 def summary_of(
@@ -211,28 +239,29 @@ def summary_of(
     limit = matcher.options.silent_after
     notes = [] if imported is None else imported.all_notes()
     if torn := reader.torn_lines():
-        notes.append(
-            f"{len(torn)} torn last lines (writers that died, or are still writing): {min(torn)}"
+        n = len(torn)
+        writers = (
+            f"{'a ' * (n == 1)}{plural(n, 'writer')} that died, or {verb(n, 'is')} still writing"
         )
+        notes.append(f"{counted(n, 'torn last line')} ({writers}): {min(torn)}")
     files = reader.counts
     if files.unreadable_files or files.vanished_files:
         n = files.unreadable_files + files.vanished_files
-        notes.append(f"{n} files could not be read to their end: {files.examples[0]}")
+        notes.append(f"{counted(n, 'file')} could not be read to the end: {files.examples[0]}")
     if files.replaced:
         n = len(files.replaced)
-        were = "file was" if n == 1 else "files were"
         notes.append(
-            f"{n} {were} replaced by another one and not read to the end: {files.replaced[0]}"
+            f"{counted(n, 'file', 'was')} replaced by another one and not read to the end: "
+            f"{files.replaced[0]}"
         )
     if files.oversize_lines:
-        were = "line was" if files.oversize_lines == 1 else "lines were"
-        notes.append(f"{files.oversize_lines} {were} too long: {files.oversize}")
+        notes.append(f"{counted(files.oversize_lines, 'line', 'was')} too long: {files.oversize}")
     for why in sorted(set(files.passed_over.values())):
         some = [path for path, other in files.passed_over.items() if other == why]
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
         notes.append(f"{min(some)}{more}: not read: {why}")
     if counts.bad_lines:
-        notes.append(f"{counts.bad_lines} lines could not be read: {counts.examples[0]}")
+        notes.append(f"{counted(counts.bad_lines, 'line')} could not be read: {counts.examples[0]}")
     if n := counts.repeated:
         notes.append(f"lines that came before, and count once: {n}, in {counts.first_repeated}")
     if n := counts.out_of_order:
@@ -243,21 +272,26 @@ def summary_of(
         more = f" and {len(fields) - _LISTED} more" if len(fields) > _LISTED else ""
         notes.append(f"unknown fields, passed over: {', '.join(fields[:_LISTED])}{more}")
     for why, n in sorted(matcher.not_judged().items()):
-        notes.append(f"{n} endpoints of communicators not judged, or not surely: {why}")
-    if looks := len(matcher.standing.looks):
-        notes.append(f"{looks} processes were looked at from outside, by inspect or by NCCL RAS")
+        of = "a communicator" if n == 1 else "communicators"
+        notes.append(f"{counted(n, 'endpoint')} of {of} not judged, or not surely: {why}")
+    looked = _looked(matcher)
+    if looked is not None and processes:
+        notes.append(
+            f"looked at from outside, {looked.often()} (inspect, NCCL RAS): {looked.what()}"
+        )
     if not matcher.orders.complete:
         notes.append(
             "too many communicators to compare the order of calls on each two of them: "
-            f"{matcher.orders.compared} pairs were compared, so a rank that uses two in another "
-            "order than the others may not be found"
+            f"{counted(matcher.orders.compared, 'pair', 'was')} compared, so a rank that uses two "
+            "in another order than the others may not be found"
         )
-    if matcher.orphans:
-        notes.append(f"{matcher.orphans} calls on communicators without a line")
+    notes += _unread_notes(matcher)
+    if n := matcher.orphans:
+        notes.append(f"{counted(n, 'call')} on communicators without a line")
     if counts.captured:
         notes.append(
-            f"{counts.captured} calls were captured into a CUDA graph: its replays call no NCCL "
-            "function and are not seen, so ranks may stand apart inside a graph"
+            f"{counted(counts.captured, 'call', 'was')} captured into a CUDA graph: its replays "
+            "call no NCCL function and are not seen, so ranks may stand apart inside a graph"
         )
     notes += untraced_notes(matcher)
     notes += skew_notes(matcher, analysis.skews)
@@ -267,10 +301,9 @@ def summary_of(
     notes += phase_notes(matcher)
     if refused := heartbeats.refused:
         path, why = next(iter(refused.items()))
-        are = "heartbeat file is" if len(refused) == 1 else "heartbeat files are"
-        notes.append(f"{len(refused)} {are} not used: {path}: {why}")
+        notes.append(f"{counted(len(refused), 'heartbeat file', 'is')} not used: {path}: {why}")
     if counts.blind_calls:
-        notes.append(f"{counts.blind_calls} calls without identity")
+        notes.append(f"{counted(counts.blind_calls, 'call')} without identity")
     now_silent: dict[Who, str] = {}
     for p in processes:
         if is_silent(p, matcher.now_of(p.source), limit):
@@ -286,5 +319,40 @@ def summary_of(
         communicators=matcher.comms_seen,
         lost=sum(p.lost for p in processes),
         silent=list(now_silent.values()),
+        looked=looked,
         notes=notes,
+    )
+
+
+def _unread_notes(matcher: Matcher) -> list[str]:
+    """Ranks whose counters nobody read, of communicators that are known from looks alone."""
+    traced = {comm.key.hash for comm in matcher.comms.values()}
+    read: dict[tuple[str, int], set[int]] = {}
+    for look in matcher.standing.looks.values():
+        for c in look.comms:
+            ranks = read.setdefault((c.hash, c.nranks), set())
+            if c.seqs is not None:
+                ranks.add(c.comm_rank)
+    notes = []
+    for (hash_, nranks), ranks in sorted(read.items(), key=lambda x: (-x[0][1], x[0])):
+        if hash_ not in traced and (lacking := set(range(nranks)) - ranks):
+            its = "its process" if len(lacking) == 1 else "their processes"
+            notes.append(
+                f"not read: {numbers(lacking)} of the {counted(nranks, 'rank')} of communicator "
+                f"{hash_}: {its} may have ended, or {verb(len(lacking), 'was')} not looked at"
+            )
+    return _first(notes, "more communicator", " of which not all ranks were read")
+
+
+def _looked(matcher: Matcher) -> Looked | None:
+    """What was read of NCCL's counters; None: nothing."""
+    looks = matcher.standing.looks
+    if not looks:
+        return None
+    members = {(c.hash, c.nranks, c.comm_rank) for x in looks.values() for c in x.comms}
+    return Looked(
+        times=max(matcher.standing.times.values()),
+        processes=sum(1 for key in looks if key.pid),
+        ranks=len(members),
+        communicators=len({(hash_, nranks) for hash_, nranks, _ in members}),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nccluprobe.match.finding import Finding
-from nccluprobe.match.status import ranks_text
+from nccluprobe.match.names import numbers
 from nccluprobe.nccl.enums import SEQ_NAMES
 from nccluprobe.report.calls import clock
 from nccluprobe.report.text import wrap
@@ -39,9 +39,7 @@ def counters(f: Finding) -> Iterator[str]:
     if rest := order[_RANKS:]:
         alike = {tuple(positions[r]["counters"]) for r in rest}
         same = ", with equal counters" if len(alike) == 1 else ""
-        yield from wrap(
-            f"and {len(rest)} more (ranks {ranks_text(sorted(map(int, rest)))}){same}", "    ", "  "
-        )
+        yield from wrap(f"and {len(rest)} more ({numbers(map(int, rest))}){same}", "    ", "  ")
 
 
 def _at(position: dict[str, Any], i: int) -> int:

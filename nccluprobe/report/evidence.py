@@ -8,11 +8,13 @@ importers have read comes as such lines, too (``report.imported``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+
+from nccluprobe.report.calls import clock
 
 #: Newest calls kept per endpoint, and per process on other communicators.
 _NEWEST = 8
@@ -40,6 +42,8 @@ class Wanted:
     last: int
     offset: int
     shift: int
+    #: Whether its source tells when calls were made.
+    timed: bool = True
     #: comm_seq of its first collective that is at hand.
     oldest: int | None = None
     around: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -49,6 +53,10 @@ class Wanted:
     asked: Mapping[tuple[bool, int], frozenset[int]] = field(default_factory=dict)
     #: The calls around those, and the newest with the same peer.
     transfers: dict[Op, dict[str, Any]] = field(default_factory=dict)
+
+    def when(self, line: dict[str, Any]) -> str:
+        """UTC time of day of a call."""
+        return clock(int(line.get("t") or 0) + self.shift) if self.timed else "-" * len(clock(0))
 
     def seq(self, line: dict[str, Any]) -> int | None:
         """comm_seq of a collective's line."""
@@ -113,7 +121,7 @@ class Evidence:
     ``places``: (source, communicator id) -> (rank, what makes a comm_seq of an
     ordinal), as an analysis has found them; who has no place is shown by its
     trace alone.  ``asked``: rank -> (is a send, peer) -> numbers of sends and
-    receives in question.
+    receives in question.  ``untimed``: sources that do not tell when calls were made.
     """
 
     def __init__(
@@ -123,12 +131,14 @@ class Evidence:
         slots: tuple[int, int],
         places: Mapping[tuple[int, int], tuple[int, int]],
         asked: Mapping[int, Mapping[tuple[bool, int], frozenset[int]]] | None = None,
+        untimed: Collection[int] = (),
     ) -> None:
         self._hash = comm_hash
         self._instance = instance
         self._slots = slots
         self._places = places
         self._asked = asked or {}
+        self._untimed = untimed
         self._of: dict[int, dict[int, Wanted]] = {}
         self._shift: dict[int, int] = {}
 
@@ -184,4 +194,5 @@ class Evidence:
             first, last = (seq - offset for seq in self._slots)
             w = Wanted(source, number, rank, first, last, offset, self._shift.get(source, 0))
             w.asked = self._asked.get(rank, {})
+            w.timed = source not in self._untimed
             self.of(source)[number] = w

@@ -8,19 +8,20 @@ from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.status import ranks_text
-from nccluprobe.report.calls import call_text, clock, ended
+from nccluprobe.plural import counted
+from nccluprobe.report.calls import call_text, ended
 from nccluprobe.report.counters import counters
 from nccluprobe.report.evidence import Evidence, Wanted, op_of
 from nccluprobe.report.text import WIDTH, single, wrap
 from nccluprobe.report.transfers import Marked, marked, pairs
 
 #: So many ranks are shown one by one: those that the finding names, then others.
-_RANKS = 8
+RANKS = 8
 #: Sends and receives in question that are shown of a rank, beside its newest calls.
 _MARKED = 4
 
 
-def _slots(evidence: Evidence, seq: int | None) -> list[str]:
+def slot_rows(evidence: Evidence, seq: int | None) -> list[str]:
     """One row per slot and call: who made it, who did not."""
     rows: dict[int, dict[str, list[int]]] = {}
     for w in evidence.wanted:
@@ -50,11 +51,13 @@ def _slots(evidence: Evidence, seq: int | None) -> list[str]:
     return out
 
 
-def _line(w: Wanted, line: dict[str, Any], mark: str) -> list[str]:
+def call_line(w: Wanted, line: dict[str, Any], mark: str, letter: str = "") -> list[str]:
+    """One call; ``letter``: of its communicator, where several are shown."""
     seq = w.seq(line)
     op = op_of(line)
     slot = f"#{seq}" if seq is not None else f"#{op[2]}" if op is not None else ""
-    head = f"  {mark}{slot:<8}{clock(int(line.get('t') or 0) + w.shift)}  {ended(line):<16}"
+    slot = f"{letter} {slot}" if letter else slot
+    head = f"  {mark}{slot:<8}{w.when(line)}  {ended(line):<16}"
     return wrap(call_text(line), " " * 13, head)
 
 
@@ -65,6 +68,8 @@ class Who:
     name: str
     place: str
     state: str
+    #: Its rank in the job, if known.
+    job: int | None = None
 
 
 def _rank(w: Wanted, who: Who, seq: int | None, slots: bool, ops: list[Marked]) -> list[str]:
@@ -78,16 +83,15 @@ def _rank(w: Wanted, who: Who, seq: int | None, slots: bool, ops: list[Marked]) 
         is_it = seq is not None and w.seq(line) == seq
         op = op_of(line)
         is_it = is_it or (op is not None and (w.rank, *op) in ops)
-        out += _line(w, line, ">" if is_it else " ")
+        out += call_line(w, line, ">" if is_it else " ")
     newest = lines[-1].get("t") if lines else None
     if w.newest and w.newest[-1].get("t") != newest:
         out.append("    newest call on this communicator:")
-        out += _line(w, w.newest[-1], " ")
+        out += call_line(w, w.newest[-1], " ")
     if w.elsewhere and w.newest and (w.elsewhere[-1].get("t") or 0) > (w.newest[-1].get("t") or 0):
         out.append("    after it, elsewhere:")
-        out += _line(
-            Wanted(w.source, -1, w.rank, 0, -1, 0, w.shift), w.elsewhere[-1] | {"ord": None}, " "
-        )
+        other = Wanted(w.source, -1, w.rank, 0, -1, 0, w.shift, w.timed)
+        out += call_line(other, w.elsewhere[-1] | {"ord": None}, " ")
     return out + wrap(who.state, "    ", "    ") if who.state else out
 
 
@@ -105,16 +109,16 @@ def named_first(f: Finding) -> list[int]:
 def explain(f: Finding, evidence: Evidence, members: Mapping[int, Who], colour: bool) -> str:
     """The finding and what it rests on; ``members``: by rank of the communicator."""
     out = single(f, colour).splitlines()
-    counted = list(counters(f))
-    if counted:
-        out += ["", *counted]
+    table = list(counters(f))
+    if table:
+        out += ["", *table]
     elif not evidence.wanted:
         out += ["", "  No calls to show: nothing that was read tells of calls of it."]
     if not evidence.wanted:
-        return "\n".join(_cut(out)) + "\n"
+        return "\n".join(cut(out)) + "\n"
     ops = marked(f)
     out += pairs(ops, evidence.wanted, {rank: who.name for rank, who in members.items()})
-    slots = _slots(evidence, f.comm_seq)
+    slots = slot_rows(evidence, f.comm_seq)
     if slots:
         out += ["", *slots]
     by_rank = {w.rank: w for w in evidence.wanted}
@@ -123,31 +127,35 @@ def explain(f: Finding, evidence: Evidence, members: Mapping[int, Who], colour: 
     out += [
         "",
         *wrap(
-            "Rank by rank. Times are UTC" + _about(evidence),
+            "Rank by rank. " + about(evidence.wanted),
             "  ",
         ),
     ]
-    for rank in order[:_RANKS]:
+    for rank in order[:RANKS]:
         out.append("")
         who = members.get(rank) or Who(f"rank {rank} of the communicator", "no call of it", "")
         out += _rank(by_rank[rank], who, f.comm_seq, bool(slots), ops)
-    if len(order) > _RANKS:
-        out += ["", f"  and {len(order) - _RANKS} more ranks"]
-    return "\n".join(_cut(out)) + "\n"
+    if len(order) > RANKS:
+        out += ["", f"  and {counted(len(order) - RANKS, 'more rank')}"]
+    return "\n".join(cut(out)) + "\n"
 
 
-def _about(evidence: Evidence) -> str:
-    """What the words for the end of a call mean, of those that are shown."""
-    lines = [x for w in evidence.wanted for x in (*w.around.values(), *w.newest)]
+def about(wanted: Iterable[Wanted]) -> str:
+    """What the times are, and the words for the end of a call, of those that are shown."""
+    wanted = list(wanted)
+    if wanted and not any(w.timed for w in wanted):
+        return "The log has no times."
+    lines = [x for w in wanted for x in (*w.around.values(), *w.newest)]
     if any(isinstance(x.get("dur"), int) for x in lines):
         return (
-            '; "host": the call returned to its thread after that time, which does not tell that '
-            "it is finished on the GPU."
+            'Times are UTC; "host": the call returned to its thread after that time, which does '
+            "not tell that it is finished on the GPU."
         )
     if any(x.get("end") in ("complete", "not complete") for x in lines):
-        return '; "complete": it is finished on the GPU.'
-    return "."
+        return 'Times are UTC; "complete": it is finished on the GPU.'
+    return "Times are UTC."
 
 
-def _cut(lines: Iterable[str]) -> list[str]:
+def cut(lines: Iterable[str]) -> list[str]:
+    """No line longer than the width; one with colours is left as it is."""
     return [line if len(line) <= WIDTH or "\x1b" in line else line[:WIDTH] for line in lines]

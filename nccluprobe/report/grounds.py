@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nccluprobe.match.doubt import NOT_TOLD
 from nccluprobe.match.finding import Finding
+from nccluprobe.report.ranks import tense_of
 from nccluprobe.report.words import doubts
 
 _SHIFTED = "from the calls that the two made before and after"
@@ -35,12 +36,32 @@ _INFERRED: dict[tuple[str, str | None], str] = {
 }
 
 
+#: What is said of ranks that are there, and of those that have ended.
+_PAST = {
+    "that the others wait for it": "that the others waited for it",
+    "it may wait itself": "it may have waited itself",
+    "what it waits for": "what it waited for",
+    "what holds": "what held",
+}
+
+
 def grounds(f: Finding) -> str | None:
     """The clause; None: it was seen, or the doubts that are listed beside say it."""
+    text = _grounds(f)
+    d = f.details
+    if text and tense_of(f, d.get("missing_comm_ranks") or d.get("entered_comm_ranks") or ()).fate:
+        for now, then in _PAST.items():
+            text = text.replace(now, then)
+    return text
+
+
+def _grounds(f: Finding) -> str | None:
     d = f.details
     if d.get("confidence") == "inferred":
         if d.get("evidence") == "inspect":
             return "by NCCL's counters, no call was seen"
+        if f.hang_type == "comm_init_missing_enter" and f.named:
+            return "that the others wait for it is not seen"
         if d.get("differs_in") == ["site"]:
             return "the calls agree but for their call sites"
         found = _INFERRED.get((f.hang_type, d.get("reason")))

@@ -11,6 +11,8 @@ from nccluprobe.report.words import escape
 
 #: What a process that was there is blamed for: whoever killed it, it did not come before.
 _OF_THE_LIVING = ("rank_alive_but_not_entered", "rank_inside_other_call")
+#: Kinds of which the calls tell more than a process does.
+_ORDERS = ("cross_comm_order_inversion", "p2p_order_inversion")
 
 
 def next_step(f: Finding) -> str | None:
@@ -27,7 +29,11 @@ def next_step(f: Finding) -> str | None:
     if where is None or not where.get("pid"):  # 0: a source that does not tell
         return _of_ranks(f, statuses) or _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))
-    if where.get("heartbeat") == "absent" and reason in _OF_THE_LIVING:
+    ended = (where.get("host"), pid) in f.gone or any(
+        s.get("pid") == pid and (s.get("process_end") or s.get("heartbeat") == "absent")
+        for s in (*statuses, where)
+    )
+    if ended and reason in _OF_THE_LIVING:
         return (
             f"pid {pid} on {host} has ended since: look at the end of its log, and next time at "
             "its stack (py-spy dump) before it is killed"
@@ -40,14 +46,19 @@ def next_step(f: Finding) -> str | None:
     if reason == "rank_not_observed":
         return f"see whether the collector on {host} runs"
     if reason == "probe_event_loss_possible":
-        return f"look at the stack of pid {pid}; enlarge the ring buffer"
+        at = "the end of the log" if ended else "the stack"
+        return f"look at {at} of pid {pid} on {host}; enlarge the ring buffer"
     if reason in ("arguments_differ", "call_skipped", "call_extra"):
         return f"compare the code path of pid {pid} on {host} with that of another rank"
     if f.hang_type == "nccl_error_exit":
         return f"look at NCCL's warnings of pid {pid} on {host} (NCCL_DEBUG=WARN)"
     if f.hang_type == "collective_missing_exit":
         return f"look at the GPU of pid {pid} on {host} (dmesg for Xid, nvidia-smi)"
-    if any(s.get("pid") == pid and s.get("process_end") for s in (*statuses, where)):
+    if f.hang_type in _ORDERS:
+        return _general_step(f)
+    if f.hang_type == "comm_init_rank_conflict":
+        return f"see which rank pid {pid} on {host} gives to the initialisation, and why"
+    if ended:
         return f"pid {pid} on {host} has ended since: look at the end of its log"
     return f"look at pid {pid} on {host} (py-spy dump --pid {pid})"
 
@@ -89,7 +100,7 @@ def _general_step(f: Finding) -> str | None:
         return f"nccluprobe explain RUN {f.id} shows the calls rank by rank"
     if f.hang_type in ("collective_all_ranks_stuck", "comm_init_stuck"):
         return "look at the GPUs and the network of these ranks (dmesg for Xid, NIC counters)"
-    if f.hang_type in ("cross_comm_order_inversion", "p2p_order_inversion"):
+    if f.hang_type in _ORDERS:
         return (
             f"make these calls in one order on all ranks; nccluprobe explain RUN {f.id} shows them"
         )

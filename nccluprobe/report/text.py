@@ -10,13 +10,40 @@ from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.idle import NOT_DECIDABLE
+from nccluprobe.plural import counted, plural, verb
 from nccluprobe.report.grounds import grounds
 from nccluprobe.report.next_step import next_step
-from nccluprobe.report.ranks import blamed, in_job, is_other, members, short
+from nccluprobe.report.ranks import blamed, in_job, is_other, left_as, members, short, tense_of
 from nccluprobe.report.words import ago, doubts, escape, why
 
 WIDTH = 80
 _FOLD = 6
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was read of NCCL's counters, by ``inspect`` or RAS, which show no call."""
+
+    #: How often, at most, one process was looked at.
+    times: int
+    #: Of which a pid is known.
+    processes: int
+    ranks: int
+    communicators: int
+
+    def what(self) -> str:
+        """Whom was looked at."""
+        ranks = (
+            f"{counted(self.ranks, 'rank')} of {counted(self.communicators, 'communicator')}"
+            if self.ranks
+            else ""
+        )
+        processes = counted(self.processes, "process") if self.processes else ""
+        return ", ".join(filter(None, (processes, ranks))) or "no rank"
+
+    def often(self) -> str:
+        """How often they were looked at."""
+        return "once" if self.times == 1 else f"{self.times} times"
 
 
 @dataclass
@@ -29,6 +56,7 @@ class Summary:
     communicators: int = 0
     lost: int = 0
     silent: list[str] = field(default_factory=list)
+    looked: Looked | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -59,20 +87,37 @@ def sentence(f: Finding) -> str:
         if len(named) < len(statuses):
             ranks = [s["comm_rank"] for s in waiting]
             elsewhere = all(s["reason"] == "rank_waiting_elsewhere" for s in waiting)
-            they = "it waits" if len(ranks) == 1 else "they wait"
-            also = f"; {in_job(f, ranks)} did not come" + (f" as {they} elsewhere" * elsewhere)
-        verb = "waits" if len(entered) == 1 else "wait"
+            pronoun = "it" if len(ranks) == 1 else "they"
+            where = f" as {pronoun} {tense_of(f, ranks).wait} elsewhere" if elsewhere else ""
+            also = f"; {in_job(f, ranks)} did not come{where}"
         # Of the communicator, where the sentence has begun with a rank of the job.
         its = "its " if any(map(is_other, statuses)) and not f.job_ranks else ""
         absent = absent if undecided else f"{absent[:1].upper()}{absent[1:]}"
-        return undecided + (
-            f"{absent} did not enter {call}: {its}{in_job(f, entered)} {verb} in it "
-            f"for {ago(d['waited_s'])}{also}."
-        )
+        return undecided + (f"{absent} did not enter {call}: {its}{_waiting(f, entered)}{also}.")
     text = d.get("summary")
     if text:
         return escape(str(text))
     return f"{f.hang_type.replace('_', ' ')}: {call}."
+
+
+def _waiting(f: Finding, entered: list[int]) -> str:
+    """Who waits in the call, or did so until it ended, and for how long."""
+    now = [r for r in entered if r not in f.past]
+    they = tense_of(f, now or entered)
+    text = f"{in_job(f, now or entered)} {they.wait} in it{_lasted(f)}"
+    left = [r for r in entered if now and r in f.past]
+    if left:
+        has = verb(len(left), "has")
+        text += f", and {in_job(f, left)} waited there and {has} {left_as(f, left)}"
+    return text + they.until
+
+
+def _lasted(f: Finding) -> str:
+    """For how long they have waited, where that is in what was read."""
+    by_timeout = f.details.get("assumed_by") is not None
+    if "waited_s" in (f.details.get("assumed") or ()) and not by_timeout:
+        return ""
+    return f" for {ago(f.details['waited_s'])}{' (PyTorch timeout)' * by_timeout}"
 
 
 def _details(f: Finding) -> Iterable[str]:
@@ -83,14 +128,14 @@ def _details(f: Finding) -> Iterable[str]:
         yield f"to blame: {shown}{more}"
     if where := _where(f):
         yield where
-    for status in (d.get("missing_rank_status") or [])[:_FOLD]:
+    for status in _told_of(f)[:_FOLD]:
         yield f"{short(status)}: {why(status)}"
     if d.get("signature"):
         yield f"call: {d['signature']}"
     yield from _sites(f)
     if d.get("queued_behind"):
         n = d["queued_behind"]
-        yield f"{n} later call{' is' if n == 1 else 's are'} queued behind it"
+        yield f"{counted(n, 'later call', 'is')} queued behind it"
     for key in ("note", "explanation"):
         if d.get(key):
             yield str(d[key]).removeprefix(f"{NOT_DECIDABLE}: ")  # the sentence has said it
@@ -99,7 +144,7 @@ def _details(f: Finding) -> Iterable[str]:
     if d.get("several_shifts_fit"):
         yield "the calls repeat, so other shifts fit as well"
     if d.get("repeated"):
-        yield f"the same again in {d['repeated']} later call{'s' * (d['repeated'] != 1)}"
+        yield f"the same again in {counted(d['repeated'], 'later call')}"
     yield from _alignment(f)
     sure = {
         "observed": "seen directly",
@@ -115,6 +160,19 @@ def _details(f: Finding) -> Iterable[str]:
     yield f"how sure: {sure}{f' ({reasons})' if reasons else ''}{role}; severity {f.severity}"
 
 
+def _told_of(f: Finding) -> list[dict[str, Any]]:
+    """The ranks that did not come.
+
+    Of those that have no other half for a send or receive none where the one that made it is to
+    blame, or nobody is: their reason is that of the finding, and not what they did.
+    """
+    statuses: list[dict[str, Any]] = f.details.get("missing_rank_status") or []
+    to_blame = blamed(f, statuses)
+    waits = f.hang_type != "p2p_unmatched" or "inside" in f.details
+    of_both = ("call_extra",) if waits else ("call_extra", "call_skipped")
+    return [s for s in statuses if s["reason"] not in of_both or s in to_blame]
+
+
 def _named(who: dict[str, Any]) -> str:
     rank = "a process" if who["rank"] is None else f"rank {who['rank']} of the job"
     return rank + (f" (pid {who['pid']} on {escape(who['host'])})" if who["pid"] else "")
@@ -124,12 +182,17 @@ def _where(f: Finding) -> str | None:
     """Since when, and how many of the communicator's ranks are seen."""
     parts = []
     since = f.details.get("first_entered_unix_ns") or f.since
-    if since:
-        parts.append(time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since // 10**9)))
+    assumed = f.details.get("assumed") or ()
+    if "first_entered_unix_ns" in assumed:
+        parts.append("since when is not in the log")
+    elif since:
+        text = time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since // 10**9))
+        no_end = assumed and f.details.get("assumed_by") is None
+        parts.append(f"{text}, until when is not in the log" if no_end else text)
     size, seen = f.coverage.get("expected_nranks"), f.coverage.get("observed_ranks")
     if size:
         all_of_them = "all observed" if seen == size else f"{seen} observed"
-        parts.append(f"the communicator has {size} ranks, {all_of_them}")
+        parts.append(f"the communicator has {counted(size, 'rank')}, {all_of_them}")
     return "; ".join(parts) or None
 
 
@@ -154,7 +217,8 @@ def _alignment(f: Finding) -> Iterable[str]:
         who = in_job(f, [a["comm_rank"]])
         yield f"{who} was attached late, its place is {a['base']}: {a['why']}"
     if len(placed) > _FOLD:
-        yield f"and {len(placed) - _FOLD} more ranks that were attached late"
+        n = len(placed) - _FOLD
+        yield f"and {counted(n, 'more rank')} that {verb(n, 'was')} attached late"
 
 
 def wrap(text: str, indent: str = "", first: str | None = None) -> list[str]:
@@ -223,7 +287,7 @@ def _job(ranked: list[Finding], paint: _Paint) -> list[str]:
     for f in shown:
         out += _one(f, paint)
         mine = [c for c in folded if _cause_of(c, folded) == f.id]
-        out += _folded(mine, f"consequence{'s' * (len(mine) > 1)}")
+        out += _folded(mine, plural(len(mine), "consequence"))
         may_be = [c for c in perhaps if c.details["perhaps_of"] == f.id]
         out += _folded(
             may_be, f"that may be {'consequences' if len(may_be) > 1 else 'a consequence'}"
@@ -274,27 +338,25 @@ def _one(f: Finding, paint: _Paint) -> list[str]:
     return out
 
 
-def _coverage(s: Summary) -> list[str]:
-    def count(n: int, what: str) -> str:
-        return f"{n:,} {what}{'' if n == 1 else 's'}"
+def _seen(s: Summary) -> str:
+    """How much was read: of counters alone no count of calls is known."""
+    if not s.processes and s.looked is not None:
+        jobs = f"{counted(s.jobs, 'job')}, " if s.jobs else ""
+        return f"{jobs}{s.looked.what()}, looked at {s.looked.often()}: NCCL's counters, no calls"
+    if not s.processes and s.notes:
+        return "no rank is named in what was read"
+    counts = {"job": s.jobs, "process": s.processes, "communicator": s.communicators}
+    counts["call"] = s.calls
+    text = ", ".join(counted(n, what) for what, n in counts.items())
+    return f"{text}; {counted(s.lost, 'event')} lost"
 
-    out = [
-        _wrap(
-            "Coverage: "
-            + ", ".join(
-                (
-                    count(s.jobs, "job"),
-                    count(s.processes, "process"),
-                    count(s.communicators, "communicator"),
-                    count(s.calls, "call"),
-                )
-            )
-            + f"; {s.lost:,} events lost."
-        ).replace("processs", "processes")
-    ]
+
+def _coverage(s: Summary) -> list[str]:
+    out = [_wrap(f"Coverage: {_seen(s)}.")]
     for text in s.silent[:_FOLD]:
         out.append(_wrap(f"not observed, collector silent: {escape(text)}", "    ", "  - "))
     if len(s.silent) > _FOLD:
-        out.append(f"  - and {len(s.silent) - _FOLD} more collectors are silent")
+        more = counted(len(s.silent) - _FOLD, "more collector", "is")
+        out.append(f"  - and {more} silent")
     out += [_wrap(escape(note), "    ", "  - ") for note in s.notes]
     return out

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccluprobe.match.finding import Finding
-from nccluprobe.report.calls import call_text, clock, ended
+from nccluprobe.plural import counted
+from nccluprobe.report.calls import call_text, ended
 from nccluprobe.report.evidence import Wanted
 from nccluprobe.report.text import wrap
 
@@ -58,7 +59,7 @@ def pairs(ops: list[Marked], wanted: list[Wanted], names: Mapping[int, str]) -> 
             yield from ["", *wrap(title, "    ", "  ")]
             yield from rows
     if len(chosen) > 2 * _PAIRS:
-        yield f"  and {len(chosen) // 2 - _PAIRS} more pairs"
+        yield f"  and {counted(len(chosen) // 2 - _PAIRS, 'more pair')}"
 
 
 def _rows(
@@ -99,7 +100,7 @@ def _row(
         return wrap(f"{what}: rank {side[0]} is not observed", " " * 13, head)
     if line is None:
         return wrap(f"no such {what} to be seen", " " * 13, head)
-    when = clock(int(line.get("t") or 0) + w.shift)
+    when = w.when(line)
     return wrap(f"{call_text(line)}: {when}, {ended(line)}", " " * 13, head)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from nccluprobe.match.finding import REASONS, Finding
 from nccluprobe.match.names import numbers
+from nccluprobe.match.status import how_ended
+from nccluprobe.plural import counted, verb
 
 #: What a source of traces cannot see.
 _UNSEEN = {
@@ -43,9 +45,13 @@ def ago(seconds: float) -> str:
 def why(status: dict[str, Any]) -> str:
     """What is known of one rank that did not come."""
     reason = status["reason"]
+    over = status.get("heartbeat") == "absent"
+    until = f", until its process ended{how_ended(status)}" if over else ""
     if reason == "rank_exit_or_crash_suspected":
         if status.get("signal") is not None:
             return f"its process was ended by signal {status['signal']}"
+        if status.get("process_end") == "signaled":
+            return "its process was ended by a signal that is not known"
         if status.get("exit_code") is None:
             return "its process cannot be reached any more"
         return f"its process exited with code {status['exit_code']}"
@@ -55,39 +61,50 @@ def why(status: dict[str, Any]) -> str:
         return "its host has queued the call, and its device has not begun it"
     if reason == "rank_exited":
         code = status.get("exit_code")
-        return f"its process exited with code {code}" if code == 0 else "its process is gone"
+        if code is None:
+            return "its process has ended; its exit code is not known"
+        return f"its process exited with code {code}"
     if reason == "rank_waiting_elsewhere":
         seq = status.get("waits_in_comm_seq")
         what = "a send or receive" if seq is None else f"#{seq}"
-        return f"it waits itself in {what} of communicator {status.get('waits_in_comm')}"
+        wait = "waited" if over else "waits"
+        return f"it {wait} itself in {what} of communicator {status.get('waits_in_comm')}{until}"
     if reason == "rank_inside_other_call":
-        return f"it is inside {status.get('inside')} for {ago(status.get('inside_s') or 0)}"
+        for_long = ago(status.get("inside_s") or 0)
+        return f"it {'was' if over else 'is'} inside {status.get('inside')} for {for_long}{until}"
     if reason == "rank_ended_communicator":
-        return f"it ended the communicator ({status.get('comm_end')})"
+        since = f", and its process has ended since{how_ended(status)}" if over else ""
+        return f"it ended the communicator ({status.get('comm_end')}){since}"
     if reason == "rank_not_observed":
         return "it is not observed (its collector is silent, or it is not traced)"
     if reason == "probe_event_loss_possible":
         lost = status.get("probe_dropped_events")
-        return f"its call may be among {lost or 'the'} events that were lost"
+        if not lost:
+            return "its call may be among the events that were lost"
+        return f"its call may be among the {counted(lost, 'event')} that {verb(lost, 'was')} lost"
     if reason == "ranks_not_in_init":
         return "not seen in the initialisation; it may not be traced"
+    if reason == "call_not_returned" and over:
+        return f"its call did not return{until}, although nothing is known to have held it up"
     if reason != "rank_alive_but_not_entered":
         return REASONS.get(reason, escape(reason).replace("_", " "))
     if status.get("phase"):
-        return (
-            f"it is alive, and has declared the phase {escape(status['phase'])} "
-            f"{ago(status.get('phase_s') or 0)} ago"
-        )
-    main = status.get("main_thread")
+        phase = escape(status["phase"])
+        since = ago(status.get("phase_s") or 0)
+        if over:
+            return f"it was in the phase {phase}, by its own word, for {since}{until}"
+        return f"it is alive, and has declared the phase {phase} {since} ago"
+    be = "was" if over else "is"
     where = {
-        "nccl": "its main thread is inside NCCL",
-        "syscall": f"its main thread is in the system call {status.get('syscall', '(unknown)')}",
-        "running": "its main thread is running outside NCCL",
-        "stopped": "its process is stopped",
-        "uninterruptible": "its main thread is blocked in the kernel",
-    }.get(str(main))
-    if status.get("heartbeat") == "absent":
-        return "it was alive and outside this call until its process ended"
+        "nccl": f"its main thread {be} inside NCCL",
+        "syscall": f"its main thread {be} in the system call {status.get('syscall', '(unknown)')}",
+        "running": f"its main thread {be} running outside NCCL",
+        "stopped": "it was stopped" if over else "its process is stopped",
+        "uninterruptible": f"its main thread {be} blocked in the kernel",
+    }.get(str(status.get("main_thread")))
+    if over:
+        doing = f": {where}" if where else ""
+        return f"it was alive and outside this call{doing}{until if where else until[1:]}"
     if where is None:  # of dumps, logs and reports nobody knows what became of a process
         return NOTHING_KNOWN
     return f"it is alive and outside this call: {where}"
@@ -101,7 +118,7 @@ def doubts(f: Finding) -> Iterable[str]:
     if c.get("unobserved_comm_ranks"):
         yield f"not traced: ranks {c['unobserved_comm_ranks']}"
     if c.get("lost_events"):
-        yield f"{c['lost_events']} events lost"
+        yield f"{counted(c['lost_events'], 'event')} lost"
     if c.get("base") in _PLACED:
         yield _PLACED[c["base"]]
     if c.get("cannot_see"):

@@ -62,7 +62,8 @@ def test_a_short_wait_is_told_with_the_limit_that_makes_a_finding_of_it(
     hung(tmp_path, 12, ended)
     code, text, _ = command("analyze", tmp_path)
     assert code == ExitCode.OK
-    assert "No finding." in text and "waiting for 12 s, no finding: ranks 0-2" in text
+    lasts = "waited for 12 s, until they ended" if ended else "waiting for 12 s"
+    assert "No finding." in text and f"{lasts}, no finding: ranks 0-2" in text
     assert ("who waited has ended" in text) is ended
     assert ("wait until then if the job still runs" in text) is not ended
     advised = re.search(r"try --missing-after (\d+)", text)
@@ -123,7 +124,7 @@ def test_an_end_that_nobody_saw_is_told(tmp_path: Path) -> None:
     code, text, _ = command("analyze", tmp_path)
     assert code == ExitCode.OK
     assert "4 processes were found gone at 22:30:05 UTC, nobody saw when" in text
-    assert "waiting for 0 s or more, no finding: ranks 0-2" in text
+    assert "waited for 0 s or more, until they ended, no finding: ranks 0-2" in text
     assert "not there: rank 3" in text and "try --missing-after 0" in text
     code, text, _ = command("analyze", tmp_path, "--missing-after", 0)
     assert code == ExitCode.NOTICES and "Rank 3" in text
@@ -283,5 +284,5 @@ def test_that_orders_were_compared_of_some_communicators_only(tmp_path: Path, n:
     cover(job.procs, 100)
     job.write(tmp_path)
     _, text, _ = command("analyze", tmp_path)
-    said = "4096 pairs were compared, so a rank that uses two in another order" in text
+    said = "4,096 pairs were compared, so a rank that uses two in another order" in text
     assert said == (n > 91)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cases.test_cases import NAMES, analyze, expected_of
-from support.analysis import cover, steps
+from support.analysis import analyze_job, cover, steps
 from support.tracegen import Job
 from typer.testing import CliRunner
 
@@ -169,3 +169,57 @@ def test_who_comes_when_all_others_have_given_up_is_an_error(tmp_path: Path, las
     assert code == 10, text
     assert "CAUSE  delayed_collective_enter" in text
     assert "ranks 0-1 waited, and have given up." in " ".join(text.split())
+
+
+def transfers(sends: int, receives: int) -> Job:
+    """Rank 0 sends, rank 1 receives, each with its own size; then both go on, and end well."""
+    job = Job()
+    comms = job.world(2)
+    for n in range(sends):
+        comms[0].proc.call(comms[0], "ncclSend", 1 + n, peer=1, count=10 + n)
+    for n in range(receives):
+        comms[1].proc.call(comms[1], "ncclRecv", 1 + n, peer=0, count=10 + n)
+    steps(comms, 5, start=20)
+    cover(job.procs, 40)
+    for p in job.procs:
+        p.end(41)
+    return job
+
+
+def test_who_has_no_half_for_an_extra_call_is_not_said_to_have_made_it() -> None:
+    """The reason of such a finding is what the other one did."""
+    found = [f for f in analyze_job(transfers(4, 3)) if f.hang_type == "p2p_unmatched"]
+    assert found and all(f.details["missing_rank_status"] for f in found)
+    for f in found:
+        assert "rank 1: it " not in flat(f), flat(f)
+    extra = made(
+        "p2p_unmatched",
+        details={
+            "reason": "call_extra",
+            "missing_rank_status": [
+                {"comm_rank": 1, "global_rank": 1, "reason": "call_extra", "pid": 11, "host": "a"}
+            ],
+            "summary": "Rank 0 made an extra call.",
+        },
+        named=[{"host": "a", "pid": 10, "rank": 0}],
+        job_ranks={},
+    )
+    assert "it made a call that the others did not make" not in flat(extra)
+    extra.named = [{"host": "a", "pid": 11, "rank": 1}]
+    assert "rank 1: it made a call that the others did not make" in flat(extra)
+
+
+def test_who_did_not_come_to_a_split_is_known_by_name() -> None:
+    init = "comm_init_missing_enter"
+    split = made(init, details={"confidence": "inferred", "summary": "s"})
+    assert grounds(split) == "that the others wait for it is not seen"
+    unknown = made(init, details={"confidence": "inferred", "summary": "s"}, named=[])
+    assert grounds(unknown) == "who did not come is known by number only"
+
+
+def test_of_orders_and_claims_the_calls_tell_more_than_a_stack() -> None:
+    where = {"named": [{"host": "a", "pid": 11, "rank": 1}], "details": {"reason": "x"}}
+    for kind in ("cross_comm_order_inversion", "p2p_order_inversion"):
+        assert "make these calls in one order on all ranks" in str(next_step(made(kind, **where)))
+    claim = made("comm_init_rank_conflict", **where)
+    assert next_step(claim) == "see which rank pid 11 on a gives to the initialisation, and why"
