@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from nccluprobe.plural import counted
+
 
 def bytes_text(number: int) -> str:
     """8, 64K, 16M."""
@@ -78,7 +80,7 @@ def _arrival(found: dict[str, Any]) -> list[str]:
 def text(found: dict[str, Any]) -> str:
     """The report for people."""
     kind = "simnccl, a stand-in without a GPU" if found["simulated"] else "NCCL"
-    ranks = f"{found['world']} rank{'s' if found['world'] > 1 else ''}"
+    ranks = counted(found["world"], "rank")
     lines = [f"{kind} {found['nccl']}, {ranks}, {found['device']}"]
     lines += [f"{name}={value}" for name, value in found["settings"].items()] + [""]
     if "results" in found:

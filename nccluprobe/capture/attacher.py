@@ -15,6 +15,7 @@ from nccluprobe.errors import NccluprobeError
 from nccluprobe.nccl import layout as layouts
 from nccluprobe.nccl.api import API_TABLE, Kind
 from nccluprobe.nccl.layout import Layout
+from nccluprobe.plural import counted
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def describe(found: FoundFile, planned: Plan) -> str:
     return (
         f"{found.file.path}: NCCL {image.version or 'of unknown version'}, "
         f"build id {(image.build_id or 'none')[:16]}, symbols in {image.table}, "
-        f"{len(planned.functions)} functions ({cost})"
+        f"{counted(len(planned.functions), 'function')} ({cost})"
     )
 
 
@@ -108,7 +109,7 @@ class Attacher:
         finally:
             os.close(found.file.fd)
         self._libs[found.file.id] = lib
-        self._say(f"library {describe(found, planned)}; {attached.count} links")
+        self._say(f"library {describe(found, planned)}; {counted(attached.count, 'link')}")
         if layout is None:
             self._say(
                 "its struct ncclComm cannot be read, so communicators made before now stay "

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from nccluprobe.collect import lines
 from nccluprobe.collect.safedir import Owner, create_file
 from nccluprobe.errors import NccluprobeError
+from nccluprobe.plural import counted
 
 RETRY_NS = 1_000_000_000
 #: How often a file is looked at: somebody may have deleted it.
@@ -206,7 +207,8 @@ class TraceFile:
         self.dropped += gone.lines
         self._gone.append(lines.state(now, "dropped_part", f"{gone.name}: deleted by somebody"))
         self._problem(
-            f"{gone.name}: somebody deleted it, {gone.lines} lines; going on in a new part"
+            f"{gone.name}: somebody deleted it, {counted(gone.lines, 'line')}; going on in a "
+            "new part"
         )
 
     def _create_first(self) -> None:
@@ -289,7 +291,7 @@ class TraceFile:
         self._torn = False
         self._gone.clear()
         self._full_since = None
-        self._problem(f"{self.name}: written again, {self.skipped} lines were skipped")
+        self._problem(f"{self.name}: written again, {counted(self.skipped, 'line', 'was')} skipped")
         return True
 
     # -- parts
