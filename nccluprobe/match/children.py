@@ -16,7 +16,7 @@ from nccluprobe.match import model as m
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.hosts import Host, host_of
-from nccluprobe.match.process import Inside
+from nccluprobe.match.process import Inside, Process
 from nccluprobe.nccl.api import TRACED, Role
 from nccluprobe.nccl.enums import IN_PROGRESS, SPLIT_NOCOLOR
 
@@ -110,6 +110,24 @@ class Children:
     def newest(self, e: Endpoint) -> int | None:
         """Ordinal of the newest child that this member of the parent came to."""
         return self._newest.get((e.info.source, e.info.id))
+
+    def others_inside(self, comm: Communicator, who: Process, t: int) -> list[tuple[Process, int]]:
+        """When all others came to the child to which this member came next after ``t``, unix ns.
+
+        They waited for it in that call.  Nothing if that is not known of one of them.
+        """
+        members = list(comm.endpoints.values())
+        mine = next((e for e in members if e.process is who), None)
+        if mine is None or comm.ambiguous or len(members) != comm.key.nranks:
+            return []
+        child, due = self.newest(mine) or 0, None
+        while (call := self.made(mine, child)) is not None and call.t >= t:
+            child, due = child - 1, child
+        if due is None:
+            return []
+        others = [(e.process, self.made(e, due)) for e in members if e is not mine]
+        waits = [(p, c.t) for p, c in others if c is not None and not c.nonblocking]
+        return waits if len(waits) == len(others) else []
 
     def wait(self, at: At, e: Endpoint) -> None:
         """Remember an endpoint whose rank is not known."""

@@ -8,12 +8,13 @@ because it waited itself for a late one is not late.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from nccluprobe.match.absence import Context
+from nccluprobe.match.children import Children
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
 from nccluprobe.match.details import on_communicator
 from nccluprobe.match.endpoint import Endpoint
@@ -45,6 +46,8 @@ class Episode:
     worst: int
     bound: int
     in_time: list[int]
+    #: Others waited for more than data of it, or it was held up: it did not wait for work.
+    hindered: bool = False
     #: Who came late just before it: it may have waited for that one.
     behind: Process | None = None
     slots: int = 1
@@ -61,7 +64,11 @@ class _Late(NamedTuple):
     bound: int
     #: Its absence was reported before it came.
     told: bool
-    came: int  # end of its silence
+    silence: tuple[int, int]
+
+    @property
+    def came(self) -> int:
+        return self.silence[1]
 
 
 @dataclass
@@ -75,12 +82,17 @@ class Delays:
     came: list[tuple[int, Process]] = field(default_factory=list)
 
     def judge(
-        self, waits: list[LateSlot], missed: dict[Hashable, list[int]], options: Options
+        self,
+        waits: list[LateSlot],
+        missed: dict[Hashable, list[int]],
+        options: Options,
+        hindered: Callable[[Process, tuple[int, int]], bool],
     ) -> None:
         """Judge long waits, oldest first.
 
         ``missed``: process -> times at which its absence was reported: a wait
-        that was an absence finding is not a delay finding as well.
+        that was an absence finding is not a delay finding as well.  ``hindered``: whether
+        a silence of a process was no wait for work.
         """
         all_late: list[_Late] = []
         for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
@@ -95,7 +107,8 @@ class Delays:
         came.sort(key=lambda x: x[0])
         for one in all_late:
             if not one.told:
-                self._note(one, self._just_before(one, came))
+                away = hindered(one.endpoint.process, one.silence)
+                self._note(one, away, self._just_before(one, came))
         self.came = came[-_KEPT:]
 
     @staticmethod
@@ -139,9 +152,9 @@ class Delays:
         if waited_itself(e, silence, options.late_after):
             return None
         told = any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ()))
-        return _Late(wait, e, in_time, spread, bound, told, silence[1])
+        return _Late(wait, e, in_time, spread, bound, told, silence)
 
-    def _note(self, late: _Late, behind: Process | None) -> None:
+    def _note(self, late: _Late, hindered: bool, behind: Process | None) -> None:
         wait, spread = late.wait, late.spread
         rank = late.endpoint.comm_rank
         assert rank is not None
@@ -158,7 +171,7 @@ class Delays:
         if episode is not None:
             self.ended.append(episode)
         self.episodes[key] = Episode(
-            wait.comm, rank, wait, wait.slot, spread, late.bound, late.in_time, behind
+            wait.comm, rank, wait, wait.slot, spread, late.bound, late.in_time, hindered, behind
         )
 
     def findings(self, ctx_of: dict[CommKey, Context]) -> list[Finding]:
@@ -205,6 +218,31 @@ def clock_bound(a: Process, b: Process) -> int | None:
     if a.bound is None or b.bound is None:
         return None
     return a.bound + b.bound
+
+
+def hindered(
+    p: Process,
+    silence: tuple[int, int],
+    comms: Iterable[Communicator],
+    children: Children,
+    least: int,
+) -> bool:
+    """Whether its silence was no wait for work.
+
+    It was held up that long (``least``, ns), or all other members of a communicator
+    waited that long for it to come to a split: nobody is kept there for want of data.
+    """
+    start, end = silence
+    if p.held_up.longest(start, end) > least:
+        return True
+    for comm in comms:
+        waits = children.others_inside(comm, p, end)
+        bounds = [clock_bound(p, other) for other, _ in waits]
+        if waits and None not in bounds:
+            came = max(t + (bound or 0) for (_, t), bound in zip(waits, bounds, strict=True))
+            if end - max(start, came) > least:
+                return True
+    return False
 
 
 def waited_itself(e: Endpoint, silence: tuple[int, int], late_after: int) -> bool:
@@ -272,7 +310,7 @@ def _finding(e: Episode, ctx: Context) -> Finding:
             f"{in_job(comm.endpoints[r] for r in e.in_time)} waited{gave_up}."
         ),
     }
-    idle = waited_for_root(signature, wait.times, ctx.options.late_after)
+    idle = waited_for_root(signature, wait.times, ctx.options.late_after) and not e.hindered
     if idle:
         details |= {"idle": "undecided", "confidence": "none", "note": _IDLE}
     elif e.behind is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from nccluprobe.match import tense
 from nccluprobe.match.finding import Finding
+from nccluprobe.match.held_up import HELD
 from nccluprobe.match.leaving import gone_under, note_left
 from nccluprobe.match.lessons import RECEIVE, ROOTED_FROM, waited_for_root
 from nccluprobe.match.model import SIG_LOST
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from nccluprobe.match.communicator import CommKey, LateSlot
     from nccluprobe.match.waits import Wait
 
-#: States of the main thread in which a process does not work for anybody.
-_HELD = frozenset({"stopped", "uninterruptible", "dead"})
 #: System calls in which a program waits until there is work: for requests, or for a thread
 #: of its own that takes them.  In any other a sender is held up by something else.
 _FOR_WORK = frozenset(
@@ -152,7 +151,7 @@ def _may_idle(w: Wait, ctx: Context) -> bool:
         return False
     if _is_receive(w) and c.main == "syscall" and c.syscall not in (None, *_FOR_WORK):
         return False
-    return c.main not in _HELD or ctx.now - process.main_since < ctx.options.silent_after
+    return c.main not in HELD or ctx.now - process.main_since < ctx.options.silent_after
 
 
 def _hindered(w: Wait, current: Iterable[Finding]) -> bool:

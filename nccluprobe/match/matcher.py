@@ -30,7 +30,7 @@ from nccluprobe.match.book import Book
 from nccluprobe.match.clocks import Clocks
 from nccluprobe.match.closing import Closing, closing
 from nccluprobe.match.communicator import CommKey, Communicator, LateSlot
-from nccluprobe.match.delay import Delays
+from nccluprobe.match.delay import Delays, hindered
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.held import held
 from nccluprobe.match.mismatch import CONSEQUENCES, Mismatches
@@ -275,7 +275,8 @@ class Matcher(State):
             and not idle.delay_is_idle(w, self.table[w.sig], self.options)
         ]
         self._late = [w for w in self._late if self._now is not None and w.last > safe]
-        self.delays.judge(due, self._missed, self.options)
+        known = (self.comms.values(), self.children, self.options.late_after)
+        self.delays.judge(due, self._missed, self.options, lambda p, s: hindered(p, s, *known))
         return self.delays.findings(contexts)
 
     def _watch(self, comm: Communicator, ctx: Context) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nccluprobe.match import model as m
+from nccluprobe.match.held_up import HeldUp
 from nccluprobe.match.losses import Losses
 from nccluprobe.match.phases import Phases
 from nccluprobe.nccl.api import BY_NAME, Kind
@@ -74,6 +75,7 @@ class Process:
     coverage: m.Coverage | None = None
     #: Since when its main thread is in the state that coverage tells.
     main_since: int = 0
+    held_up: HeldUp = field(default_factory=HeldUp)
     end: m.ProcessEnd | None = None
     #: Last sign of life that its trace shows.
     alive_until: int = 0
@@ -209,6 +211,7 @@ class Process:
         """Take a coverage line."""
         if self.coverage is None or self.coverage.main != c.main:
             self.main_since = c.t
+        self.held_up.note(c.main, c.t)
         self.coverage = c
         # What it does after it gave up is not what it did before.
         before = c.alive is not False and not self.last_call < self.gave_up < c.t

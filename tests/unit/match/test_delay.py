@@ -252,3 +252,66 @@ def test_of_many_that_come_one_after_another_only_the_first_is_late() -> None:
             c.proc.cover(0.5, 90.0)
     found = [f for f in analyze_job(job) if f.hang_type == "delayed_collective_enter"]
     assert (len(found), [c["rank"] for f in found for c in f.named]) == (300, [1])
+
+
+def late_root() -> tuple[Job, list[Comm], float]:
+    """Rank 0, the root, comes 100 s late to a Broadcast; when it does."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 10)
+    for r, c in enumerate(comms):
+        c.proc.call(c, "ncclBroadcast", t + 100 * (r == 0), root=0)
+    return job, comms, t + 100
+
+
+def root_findings(job: Job, comms: list[Comm], t: float) -> list[tuple[str, list[Any]]]:
+    steps(comms, 5, start=t + 1)
+    cover(job.procs, t + 10)
+    return [(f.role, [d["rank"] for d in f.named]) for f in analyze_job(job)]
+
+
+@pytest.mark.parametrize(
+    ("main", "seconds", "right"),
+    [
+        ("uninterruptible", 90, ("root_cause", [0])),
+        ("stopped", 90, ("root_cause", [0])),
+        ("uninterruptible", 20, ("unknown", [])),
+        ("running", 90, ("unknown", [])),
+    ],
+)
+def test_a_root_that_was_held_up_for_long_did_not_wait_for_work(
+    main: str, seconds: int, right: tuple[str, list[int]]
+) -> None:
+    job, comms, t = late_root()
+    for i in range(-110, 1):
+        state = main if -95 <= i < seconds - 95 else "running"
+        comms[0].proc.coverage(t + i - 0.5, main=state)
+    assert root_findings(job, comms, t) == [right]
+
+
+def test_two_short_times_are_not_long() -> None:
+    job, comms, t = late_root()
+    for i in range(-110, 1):
+        comms[0].proc.coverage(t + i - 0.5, main="uninterruptible" if i % 25 else "running")
+    assert root_findings(job, comms, t) == [("unknown", [])]
+
+
+@pytest.mark.parametrize(
+    ("waits", "came", "right"),
+    [
+        ((1, 2, 3), 95, ("root_cause", [0])),
+        ((1, 2, 3), 20, ("unknown", [])),
+        ((1, 2), 95, ("unknown", [])),
+        ((), 0, ("unknown", [])),
+    ],
+)
+def test_a_root_for_which_all_others_wait_in_a_split_did_not_wait_for_work(
+    waits: tuple[int, ...], came: float, right: tuple[str, list[int]]
+) -> None:
+    job, comms, t = late_root()
+    for r, c in enumerate(comms):
+        start = t - came if r in waits else t + 0.1
+        child = c.proc.comm("00000000000000dd", r, 4, t=t + 0.3, learnt="split", parent=c.id)
+        more = {"color": 0, "key": 0, "ord": 1, "new_comm": child.id}
+        c.proc.call(c, "ncclCommSplit", start, dur=t + 0.2 - start, **more)
+    assert root_findings(job, comms, t) == [right]
