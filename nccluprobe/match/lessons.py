@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from nccluprobe.match.p2p_open import GROUP, IDX, PEER, SEND, SIG
 from nccluprobe.match.signature import Signature
 from nccluprobe.nccl.enums import DATATYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from nccluprobe.match import model as m
     from nccluprobe.match.absence import OpenSlot
     from nccluprobe.match.endpoint import Endpoint
     from nccluprobe.match.p2p_pair import Channel
+    from nccluprobe.match.p2p_queue import Side
     from nccluprobe.match.p2p_units import Unit
 
 #: Calls in which the others can do nothing until the root has come.
 ROOTED_FROM = frozenset({"ncclBroadcast", "ncclScatter"})
 
 RECEIVE = "ncclRecv"
+#: So many messages that it passed on show what a rank does.
+_PASSED = 3
 
 Lesson = tuple[str, int | None, int]
 
@@ -46,18 +53,47 @@ def wait_for_root(o: OpenSlot) -> Lesson | None:
     return lesson_of(s) if [e.comm_rank for e in o.absent] == [s.root] else None
 
 
-def wait_for_sender(unit: Unit, peers: list[Endpoint], due: Iterable[Channel]) -> Lesson | None:
+def wait_for_sender(
+    unit: Unit,
+    peers: list[tuple[Endpoint, Side | None]],
+    due: Iterable[Channel],
+    size: Callable[[m.Int64], m.Int64],
+) -> Lesson | None:
     """As ``wait_for_root``, for receives alone from one sender from whom nothing else is due.
 
-    ``due``: channels of the communicator with operations that lack their partner.
+    ``due``: channels of the communicator with operations that lack their partner;
+    ``size``: bytes by signature.
     Sends to the sender that it has not received, as the unit itself may be one, are work
     that it has left; who has sent it more than he got back waits for an answer; and a
-    group has other parts.
+    group has other parts.  Nor does who has got more than it has passed on want for work.
     """
-    rank = peers[0].comm_rank if len(peers) == 1 else None
+    (sender, side) = peers[0]
+    rank = sender.comm_rank if len(peers) == 1 else None
     if rank is None or unit.group or any(c.dst == rank for c in due):
+        return None
+    if side is not None and _has_more_to_pass(side, unit, size):
         return None
     sent = unit.side.queues.get((True, rank))
     if sent is not None and sent.end > min(o.position for o in unit.ops):
         return None
     return (RECEIVE, rank, 0)
+
+
+def _has_more_to_pass(side: Side, unit: Unit, size: Callable[[m.Int64], m.Int64]) -> bool:
+    """Whether a sender has received more since its last collective than it has passed on.
+
+    Before, all that it sent it had received just before: it is a stage of a pipeline.
+    """
+    rows, last = side.recent(), side.endpoint.last_idx
+    if last is None or side.endpoint.process.lost:
+        return False
+    sent_to = (rows[:, SEND] == 0) | (rows[:, PEER] == unit.endpoint.comm_rank)
+    rows = rows[sent_to & (rows[:, GROUP] == 0)]
+    passed, now, sizes = rows[:, SEND] > 0, rows[:, IDX] > last, size(rows[:, SIG])
+    sends = np.flatnonzero(passed & ~now)
+    if len(sends) < _PASSED or sends[0] == 0:
+        return False
+    if bool((passed[sends - 1] | (sizes[sends - 1] != sizes[sends])).any()):
+        return False
+    alike = now & (sizes == size(np.array([unit.ops[0].op.sig], np.int64)))
+    return int((alike & ~passed).sum()) > int((alike & passed).sum())

@@ -168,7 +168,7 @@ class P2P:
             *stalls.findings,
             *halves_behind(stalls, context, self.sides, self.pairs.wires.size),
         ]
-        heads = Heads(stalls.stalls, self.sides)
+        heads = Heads(stalls.stalls, self.sides, comms.values())
         judges: list[Judge] = []
         self.unreceived = []
         for key, channels in sorted(by_comm.items()):

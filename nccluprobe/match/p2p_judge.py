@@ -125,14 +125,14 @@ class Judge:
         peers = self._peers(unit, until)
         blocked = self._blocked(unit, until)
         cause = inverted or self._fault(unit)
-        finding = None
-        if cause is None and peers and blocked and not self._idle(unit, peers):
-            finding = self._due(unit, peers, until)
-            if finding is not None and finding.role == "root_cause":
-                self.findings.append(finding)
-                cause, finding = finding, None
-            elif finding is not None and peers[0].reason == "rank_alive_but_not_entered":
-                finding.for_root = wait_for_sender(unit, [p.endpoint for p in peers], self.open)
+        due = cause is None and peers and blocked and not self._idle(unit, peers)
+        finding = self._due(unit, peers, until) if due else None
+        if finding is not None and finding.role == "root_cause":
+            self.findings.append(finding)
+            cause, finding = finding, None
+        elif finding is not None and peers[0].reason == "rank_alive_but_not_entered":
+            there = [(p.endpoint, self.side(p.endpoint)) for p in peers]
+            finding.for_root = wait_for_sender(unit, there, self.open, self.pairs.wires.size)
         held = 0 if unit.hard is None else until - unit.hard
         if cause is None and not peers and held >= max(1, self.ctx.options.missing_after):
             self.findings.append(self._unobserved(unit, until))
@@ -246,7 +246,7 @@ class Judge:
             return Peer(e, reason, quiet, gone=True, crossed=crossed, maybe=maybe)
         if maybe:
             return Peer(e, reason, quiet, maybe=True)
-        if (unit.hard is None or not inside) and self.heads.shut(unit, e):
+        if self.heads.past(unit, e):
             return Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
         return Peer(e, reason, quiet)
 

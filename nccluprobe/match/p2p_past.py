@@ -7,17 +7,23 @@ itself, the operation cannot come any more: it was left out, or the orders diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from nccluprobe.match.communicator import Communicator
+import numpy as np
+
+from nccluprobe.match.communicator import CommKey, Communicator
 from nccluprobe.match.device_lack import Stall
 from nccluprobe.match.device_ops import Part, Stream
 from nccluprobe.match.endpoint import Endpoint
+from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.p2p_queue import IDX as P2P_IDX
-from nccluprobe.match.p2p_queue import STREAM, Side
+from nccluprobe.match.p2p_queue import ORD as P2P_ORD
+from nccluprobe.match.p2p_queue import PEER, SEND, STREAM, WIDTH, Side
 from nccluprobe.match.p2p_units import Unit
+from nccluprobe.match.process import Actor
 from nccluprobe.match.tail import IDX, ORD
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
@@ -29,6 +35,7 @@ class Heads:
 
     stalls: Iterable[Stall]
     sides: Mapping[At, Side]
+    comms: Collection[Communicator] = ()
     #: Ids of units that are out of place: nobody has gone past these.
     strays: set[int] = field(default_factory=set)
     _at: dict[Stream, list[Stall]] = field(default_factory=dict)
@@ -40,6 +47,13 @@ class Heads:
                 self._at.setdefault(stream, []).append(s)
             if s.node.inside:
                 self._inside.setdefault(id(s.endpoint), []).append(s)
+
+    def past(self, unit: Unit, peer: Endpoint) -> bool:
+        """Whether the peer's operation for a unit cannot come in time any more."""
+        inside = peer.process.inside_now() is not None
+        if inside and unit.hard is not None:
+            return False
+        return self.shut(unit, peer) or (inside and self.met_since(unit, peer))
 
     def shut(self, unit: Unit, peer: Endpoint) -> bool:
         """Whether the peer's next operation for a unit can only come after the unit."""
@@ -54,15 +68,15 @@ class Heads:
         }
         if not mine:
             return False
-        edge = self._before_next(peer)
-        seen = {id(s.node) for s in edge}
+        edge = [(s, True) for s in self._before_next(peer)]
+        seen = {id(s.node) for s, _ in edge}
         while edge:
-            s = edge.pop()
+            s, whole = edge.pop()
             if id(s.node) in mine:
                 return True
-            for ahead in self._needs(s, unit.endpoint):
-                if id(ahead.node) not in seen:
-                    seen.add(id(ahead.node))
+            for ahead in self._needs(s, unit.endpoint, whole):
+                if id(ahead[0].node) not in seen:
+                    seen.add(id(ahead[0].node))
                     edge.append(ahead)
         return False
 
@@ -77,22 +91,72 @@ class Heads:
             unit, peer
         )
 
-    def _needs(self, s: Stall, own: Endpoint) -> list[Stall]:
+    def met_since(self, unit: Unit, peer: Endpoint) -> bool:
+        """Whether the two have made a communicator together since a unit, without its half.
+
+        All hosts meet there, so that what the one called before and the other has not
+        called after it is most likely left out.  Not if who waits may have gone away.
+        """
+        if host_of(unit.endpoint) is Host.AWAY:
+            return False
+        mine, theirs = (self._made_at.get(e.actor, {}) for e in (unit.endpoint, peer))
+        return any(t > unit.t and key in theirs for key, t in mine.items())
+
+    @cached_property
+    def _made_at(self) -> dict[Actor, dict[CommKey, int]]:
+        """When who got which communicator that was seen from its making on."""
+        found: dict[Actor, dict[CommKey, int]] = {}
+        for comm in self.comms:
+            for e in comm.endpoints.values():
+                if e.info.from_start:
+                    found.setdefault(e.actor, {})[comm.key] = e.info.t
+        return found
+
+    def _needs(self, s: Stall, own: Endpoint, whole: bool) -> list[tuple[Stall, bool]]:
         """What has to end before an operation at the head of its stream can.
 
         Of calls that were not made, those of the waiting rank only: any other may be
         the one that was left out.  Nor those that it has left out, or made with count 0.
+        ``whole``, also of what is found: all that is behind it has to end, too, and so
+        any rank has to come that lacks several calls: it has not left out all of them.
         """
-        found: list[Stall] = []
+        found: list[tuple[Stall, bool]] = []
         for e in s.lack.missing:
-            if e.actor == own.actor and not any(self._left_out(p, e) for p in s.parts):
-                found += self._before_next(e)
+            if e.actor != own.actor:
+                comes = whole and self._lacks_several(s, e)
+            else:
+                comes = not any(self._left_out(p, e) for p in s.parts)
+            if comes:
+                found += [(x, True) for x in self._before_next(e)]
         for e in s.lack.held:
-            found += self._inside.get(id(e), [])
+            found += [(x, False) for x in self._inside.get(id(e), [])]
         for node in s.lack.behind:
             for stream in node.streams:
-                found += self._at.get(stream, [])
+                found += [(x, False) for x in self._at.get(stream, [])]
         return found
+
+    def _lacks_several(self, s: Stall, e: Endpoint) -> bool:
+        """Whether a rank has not come to a collective, nor to a send or receive after it.
+
+        Of what the rank at whose stream's head the collective stands has made with it.
+        """
+        own = s.endpoint
+        mine, theirs = (self.sides.get((x.info.source, x.info.id)) for x in (own, e))
+        if mine is None or own.info.hash != e.info.hash or e.entered >= own.entered:
+            return False
+        calls = [p.idx for p in s.parts if p.message is None]
+        if not calls:
+            return False
+        rows = mine.recent()
+        rows = rows[(rows[:, PEER] == e.comm_rank) & (rows[:, P2P_IDX] > max(calls))]
+        rows = rows[np.isin(np.maximum(rows[:, STREAM], 0), [n for _, n in s.node.streams])]
+        made = np.empty((0, WIDTH), np.int64) if theirs is None else theirs.recent()
+        made = made[made[:, PEER] == own.comm_rank]
+        for send in (0, 1):
+            there = made[made[:, SEND] != send][:, P2P_ORD].max(initial=-1)
+            if bool((rows[rows[:, SEND] == send][:, P2P_ORD] > there).any()):
+                return True
+        return False
 
     def _left_out(self, p: Part, e: Endpoint) -> bool:
         """Whether an endpoint has gone past its part of a call."""
@@ -100,7 +164,16 @@ class Heads:
             return False
         if zero_before(p.comm, e, p.slot) is not None:
             return True
-        return p.slot == e.entered and left_out_call(p.comm, e, self.sides)
+        if p.slot != e.entered or not self._is_after(e):
+            return False
+        return left_out_call(p.comm, e, self.sides)
+
+    def _is_after(self, e: Endpoint) -> bool:
+        """Whether an endpoint has made a send or receive since its last collective there."""
+        side, last = self.sides.get((e.info.source, e.info.id)), e.last_idx
+        if side is None:
+            return False
+        return bool((side.recent()[:, P2P_IDX] > (-1 if last is None else last)).any())
 
     def _before_next(self, e: Endpoint) -> list[Stall]:
         """What the next call of an endpoint would stand behind."""

@@ -377,3 +377,44 @@ def test_a_stopped_sender_is_no_idle_one() -> None:
 
 def test_receives_on_a_communicator_that_was_declared_wait_silently() -> None:
     assert analyze_job(receiver(0), idle_ok=("*",)) == []
+
+
+def stage(gets: int, passes: int, before: int = 3, size: int = 1 << 20) -> Job:
+    """Rank 1 of a pipeline gets from rank 0 and sends to rank 2, which waits for one more."""
+    job = Job()
+    comms = job.world(3)
+    t = 1.0
+    for i in range(before):
+        comms[0].proc.call(comms[0], "ncclSend", t + i, peer=1)
+        comms[1].proc.call(comms[1], "ncclRecv", t + i, peer=0)
+        comms[1].proc.call(comms[1], "ncclSend", t + i + 0.1, peer=2)
+        comms[2].proc.call(comms[2], "ncclRecv", t + i, peer=1)
+    t = steps(comms, 1, start=t + before)
+    for i in range(gets):
+        comms[0].proc.call(comms[0], "ncclSend", t + i, peer=1, count=size)
+        comms[1].proc.call(comms[1], "ncclRecv", t + i, peer=0, count=size)
+    for i in range(passes):
+        comms[1].proc.call(comms[1], "ncclSend", t + gets + i, peer=2)
+    for i in range(passes + 1):
+        comms[2].proc.call(comms[2], "ncclRecv", t + i, peer=1)
+    own = comms[0].proc.comm("00000000000000bb", 0, 1)
+    for i in range(50):  # rank 0 has other work
+        comms[0].proc.call(own, "ncclAllReduce", t + 10 + 10 * i)
+    cover(job.procs, t + 500)
+    return job
+
+
+def test_who_got_more_than_it_passed_on_does_not_wait_for_work() -> None:
+    assert blamed(analyze_job(stage(3, 2, size=1024))) == {1}
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        {"gets": 2, "passes": 2, "size": 1024},
+        {"gets": 3, "passes": 2, "size": 1 << 20},
+        {"gets": 3, "passes": 2, "size": 1024, "before": 2},
+    ],
+)
+def test_twin_a_stage_that_may_have_passed_on_all(twin: dict[str, int]) -> None:
+    assert blamed(analyze_job(stage(**twin))) == set()

@@ -275,3 +275,81 @@ def test_a_group_whose_end_was_lost_does_not_hold_what_is_not_in_it() -> None:
         c.proc.cover(0.5, 1.5)
         c.proc.cover(4.0, 400, lost_kernel=2 * (c is one))
     assert roots(analyze_job(job)) == [("call_skipped", [1])]
+
+
+def pair_and_split(made: float | None, inside: bool = True, main: str = "running") -> Job:
+    """Rank 0 waits for a send of rank 1, on another stream than all else; both split later.
+
+    ``made``: when the child was made; ``inside``: rank 1 waits in it for rank 0.
+    """
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    comms[0].proc.call(comms[0], RECV, t, peer=1, count=BIG, stream=1)
+    children = []
+    for r, c in enumerate(comms[:2]):
+        how = {"t": t + 2.0 if made is None else made, "learnt": "split", "parent": c.id}
+        children.append(c.proc.comm("00000000000000bb", r, 2, **how))
+    if inside:
+        children[1].proc.enter(children[1], RECV, t + 3.0, peer=0, count=7, stream=2)
+    comms[0].proc.cover(
+        0.5, t + 400, main=main, **({"syscall": "read"} if main != "running" else {})
+    )
+    cover(job.procs[1:], t + 400)
+    return job
+
+
+def test_what_did_not_come_before_hosts_met_was_left_out() -> None:
+    """They made a communicator together after the receive, and before the send."""
+    assert roots(analyze_job(pair_and_split(None))) == [("partner_gone_past", [])]
+
+
+@pytest.mark.parametrize(
+    "twin", [{"made": 0.1}, {"made": None, "inside": False}, {"made": None, "main": "syscall"}]
+)
+def test_twin_they_met_before_or_who_waits_may_be_away(twin: dict[str, object]) -> None:
+    found = roots(analyze_job(pair_and_split(**twin)))  # type: ignore[arg-type]
+    assert "partner_gone_past" not in [reason for reason, _ in found]
+
+
+def test_who_waits_elsewhere_before_a_call_has_not_left_it_out() -> None:
+    """Rank 0 waits for a send of rank 1 on one communicator; on another one, rank 1 has made a
+    collective and goes on to sends there: rank 0 has not come to any of that."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    pair = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(comms[:2])]
+    steps(pair, 2)
+    comms[0].proc.call(comms[0], RECV, t, peer=1, count=BIG)
+    pair[1].proc.call(pair[1], AR, t + 0.1)
+    ops = [(pair[1], SEND, {"peer": 0, "count": BIG}), (pair[1], RECV, {"peer": 0, "count": BIG})]
+    pair[1].proc.group(ops, t + 0.2, state="open")
+    cover(job.procs, t + 400)
+    assert roots(analyze_job(job)) == [("partner_gone_past", [])]
+
+
+def circle(*more: str, stream: int = 0) -> Job:
+    """Rank 0 sends nothing to rank 1, which is to send to rank 2 after that; rank 2 has not come
+    to what rank 0 makes on their communicator: a collective, and ``more``."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    pair = {r: comms[r].proc.comm("00000000000000bb", i, 2) for i, r in enumerate((0, 2))}
+    steps(list(pair.values()), 2)
+    comms[1].proc.call(comms[1], RECV, t, peer=0, count=BIG)
+    comms[1].proc.call(comms[1], SEND, t + 0.1, peer=2, count=BIG)
+    comms[2].proc.call(comms[2], RECV, t, peer=1, count=BIG)
+    pair[0].proc.call(pair[0], AR, t)
+    for i, api in enumerate(more):
+        pair[0].proc.call(pair[0], api, t + 0.1 + i / 10, peer=1, count=BIG, stream=stream)
+    cover(job.procs, t + 400)
+    return job
+
+
+def test_who_lacks_a_call_and_what_follows_it_has_not_left_out_both() -> None:
+    assert roots(analyze_job(circle(SEND))) == [("partner_gone_past", [])]
+
+
+@pytest.mark.parametrize("job", [circle(), circle(SEND, stream=1)], ids=["one", "stream"])
+def test_twin_who_lacks_one_call_may_have_left_it_out(job: Job) -> None:
+    assert "partner_gone_past" not in [reason for reason, _ in roots(analyze_job(job))]
