@@ -13,7 +13,8 @@ from dataclasses import replace
 from model.device import SMALL
 from model.ops import Call, Group, Op
 from model.replay import Lost, gone
-from model.stem import Base, Stem, lacking, operations
+from model.stem import Base, Stem, operations
+from model.tails import lacking
 
 #: How many of the last lost calls of a rank are tried.
 CALLS = 8

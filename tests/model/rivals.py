@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from model.device import Comm
 from model.faults import ABSENT, DIFFERS, INVERTED, MESSAGES, ORDER, SHIFTED, STUCK
 from model.ops import Await, Call, Group, Host, Init, Instruction, Leave, Op, Sync
-from model.stem import LAST, Base, Stem, lacking, operations
+from model.stem import LAST, Base, Stem, operations
+from model.tails import lacking
 
 #: How many calls before the end of a rank's code a missing one is looked for.
 PLACES = 40
@@ -56,6 +57,8 @@ class Rival:
     hang: tuple[int, int] | None = None
     unnamed: bool = False
     also: list[frozenset[int]] = field(default_factory=list)
+    #: Who has to make what, before anything else, after its calls so far.
+    first: tuple[int, Op] | None = None
 
     @property
     def types(self) -> frozenset[str]:
@@ -73,21 +76,15 @@ def rivals(base: Base, stem: Stem, ranks: set[int]) -> Iterator[Rival]:
     yield Rival("none", frozenset(), "nothing is broken", stem, stem)
     yield from _hangs(base, stem)
     for r in sorted(ranks):
-        yield from faults_of(base, stem, r)
+        yield from _stalls(base, stem, r)
+    for r in sorted(ranks):
+        yield from faults_of(base, stem, r, away=False)
 
 
-def faults_of(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
-    """Faults of this rank."""
-    for undo in (
-        _stalls,
-        _kills,
-        _conflicts,
-        _left_out,
-        _too_many,
-        _exchanged,
-        _different,
-        _messages,
-    ):
+def faults_of(base: Base, stem: Stem, r: int, away: bool = True) -> Iterator[Rival]:
+    """Faults of this rank.  ``away``: also that it is."""
+    undone = (_kills, _conflicts, _left_out, _too_many, _exchanged, _different, _messages)
+    for undo in (_stalls, *undone) if away else undone:
         for rival in undo(base, stem, r):
             rival.words += stem.note
             yield rival
@@ -118,13 +115,17 @@ def _stalls(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
         how = Host(None, main, syscall) if t == 0 else Host(None)
         if t == 0 and base.program.host_state and (main, syscall) not in AWAY:
             continue
-        last = [code[-1]] if code and isinstance(code[-1][1], (Sync, Await)) else []
-        broken = stem.copy(r)
+        healthy = stem
+        if code and isinstance(code[-1][1], Sync):
+            healthy = stem.copy(r)  # it seems to wait for its device, and is away
+            healthy.code[r][t].pop()
+        last = [code[-1]] if code and isinstance(code[-1][1], Await) else []
+        broken = healthy.copy(r)
         if last:
             broken.code[r][t].pop()
         broken.code[r][t] += [(LAST, how), *last]
         words = f"rank {r} stays outside NCCL ({main}) after {_after(code)}"
-        yield Rival("stall", frozenset({r}), words, stem, broken)
+        yield Rival("stall", frozenset({r}), words, healthy, broken)
 
 
 def _kills(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
@@ -258,9 +259,9 @@ def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
             longest = max(others, key=len)
             if _agree(ops, longest) and len(ops) <= min(map(len, others)):
                 continue
-            follows = code[i + 1][1] if i + 1 < len(code) else None
+            follows, first = code[i + 1][1] if i + 1 < len(code) else None, None
             if follows is None and len(longest) >= len(ops):
-                follows = Call(longest[len(ops) - 1])
+                follows, first = Call(longest[len(ops) - 1]), (r, longest[len(ops) - 1])
             if not isinstance(follows, Call) or not _like(what.op, follows.op):
                 continue
             healthy = stem.copy(r)
@@ -269,8 +270,9 @@ def _too_many(base: Base, stem: Stem, r: int) -> Iterator[Rival]:
             if _agree(left, longest):
                 words = f"rank {r} makes {say(what.op)} once too often"
                 words += f" after {_after(code[:i])}"
+                one = frozenset({r})
                 two = comm.nranks == 2
-                yield Rival("extra", frozenset({r}), words, healthy, stem, unnamed=two)
+                yield Rival("extra", one, words, healthy, stem, unnamed=two, first=first)
 
 
 def _like(more: Op, op: Op) -> bool:

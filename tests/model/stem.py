@@ -1,10 +1,4 @@
-"""What each thread of a run has done, and how a program can go on from there to a good end.
-
-All ranks' calls of one communicator have to agree, call by call, and so do the
-sends and receives of each pair.  So what a rank still has to make is known:
-what others have made there and it has not.  Only the order is open, and here
-it is the order in which the others made them.
-"""
+"""What each thread of a run has done, and where it stands."""
 
 from __future__ import annotations
 
@@ -22,13 +16,11 @@ from model.ops import (
     End,
     Group,
     Host,
-    Init,
     Instruction,
     Leave,
     Op,
     Post,
     Program,
-    Split,
     Stop,
     StreamWait,
     Sync,
@@ -63,6 +55,26 @@ class Base:
     def streams(self, rank: int) -> list[Instruction]:
         """A synchronisation with each stream of the rank."""
         return [Sync(s) for s in sorted(self.run.procs[rank].streams)]
+
+
+@dataclass
+class Tails:
+    """(rank, thread) -> what it does after its stem."""
+
+    of: dict[tuple[int, int], list[Instruction]] = field(default_factory=dict)
+
+    def work(self, rank: int) -> bool:
+        """Whether the rank has to make a call yet."""
+        made = (what for (r, _), tail in self.of.items() if r == rank for what in tail)
+        return any(not isinstance(what, (Sync, Post)) for what in made)
+
+    def first(self, rank: int) -> Op | None:
+        """The first operation that the rank has to make."""
+        made = (what for (r, _), tail in self.of.items() if r == rank for what in tail)
+        return next((op for what in made for op in operations(what)), None)
+
+    def key(self) -> Hashable:
+        return tuple((k, tuple(v)) for k, v in sorted(self.of.items()))
 
 
 @dataclass
@@ -113,16 +125,6 @@ def operations(what: Instruction) -> tuple[Op, ...]:
     return what.ops if isinstance(what, Group) else ()
 
 
-@dataclass
-class Tails:
-    """(rank, thread) -> what it does after its stem."""
-
-    of: dict[tuple[int, int], list[Instruction]] = field(default_factory=dict)
-
-    def key(self) -> Hashable:
-        return tuple((k, tuple(v)) for k, v in sorted(self.of.items()))
-
-
 def look(program: Program, seed: int) -> Base:
     """Runs a program, and keeps what its threads did and what they did not come to."""
     run = Counting(program, seed)
@@ -156,142 +158,6 @@ def stem_of(base: Base) -> Stem:
                     kept.append((at, Host(began[i + 1] - at, *base.program.sync_state)))
             code[r].append(kept)
     return Stem(code)
-
-
-def lacking(base: Base, stem: Stem) -> list[list[tuple[float, Op]]] | None:
-    """What each rank has to make yet, with when others did; None: their calls contradict."""
-    slots: dict[Comm, dict[int, list[tuple[float, Op]]]] = defaultdict(lambda: defaultdict(list))
-    pairs: dict[tuple[Comm, int, int], tuple[list[tuple[float, Op]], list[tuple[float, Op]]]]
-    pairs = defaultdict(lambda: ([], []))
-    for r in range(len(stem.code)):
-        for t, op, comm in stem.calls(base, r):
-            if op.peer is None:
-                slots[comm][r].append((t, op))
-                continue
-            me, peer = comm.members.index(r), op.peer
-            pair = (comm, me, peer) if op.api == "ncclSend" else (comm, peer, me)
-            pairs[pair][op.api == "ncclRecv"].append((t, op))
-    left: list[list[tuple[float, Op]]] = [[] for _ in stem.code]
-    for comm, made in slots.items():
-        longest = max(made.values(), key=len)
-        for r in comm.members:
-            mine = made.get(r, [])
-            for (_, x), (_, y) in zip(mine, longest, strict=False):
-                if x is not y and x.signature != y.signature:
-                    return None
-            for k in range(len(mine), len(longest)):
-                at = min(ops[k][0] for ops in made.values() if len(ops) > k)
-                left[r].append((at, longest[k][1]))
-    for (comm, src, dst), (sends, recvs) in pairs.items():
-        for (_, x), (_, y) in zip(sends, recvs, strict=False):
-            if x.bytes != y.bytes:
-                return None
-        for t, op in sends[len(recvs) :]:
-            left[comm.members[dst]].append((t, _half(op, "ncclRecv", src)))
-        for t, op in recvs[len(sends) :]:
-            left[comm.members[src]].append((t, _half(op, "ncclSend", dst)))
-    return left
-
-
-def _half(op: Op, api: str, peer: int) -> Op:
-    return Op(api, op.comm, op.count, op.dtype, None, None, peer, op.stream)
-
-
-def complete(base: Base, stem: Stem, grouped: bool) -> Tails | None:
-    """How all ranks can go on.  None: their calls contradict, or one that has ended lacks some.
-
-    ``grouped``: a rank makes the sends and receives of a communicator that
-    come next to each other as one group.  ``free``: ranks that may have ended,
-    as that is what is broken.
-    """
-    left = lacking(base, stem)
-    if left is None:
-        return None
-    tails = Tails()
-    for r, mine in enumerate(left):
-        todo: list[tuple[float, Instruction]] = list(_joined(sorted(mine, key=_when), grouped))
-        todo += _makings(base, stem, r)
-        gone = any(isinstance(what, Leave) for code in stem.code[r] for _, what in code)
-        if gone:
-            if todo:
-                return None
-            continue
-        posts = _posts(stem, r)
-        idle = (r, 0) in base.over and stem.code[r][0] and not _stands(stem.code[r][0][-1][1])
-        if not todo and not any(posts.values()) and idle:
-            continue
-        syncs = base.streams(r)
-        work = [what for _, what in sorted(todo, key=lambda x: x[0])]
-        tails.of[r, 0] = [*syncs, *posts.pop(0, []), *work, *syncs]
-        for t, what in posts.items():
-            tails.of[r, t] = what
-    return tails
-
-
-def _when(what: tuple[float, Op]) -> float:
-    return what[0]
-
-
-def _stands(what: Instruction) -> bool:
-    return isinstance(what, (Sync, Await))
-
-
-def _joined(mine: list[tuple[float, Op]], grouped: bool) -> list[tuple[float, Instruction]]:
-    made: list[tuple[float, Instruction]] = []
-    for t, op in mine:
-        last = made[-1][1] if made else None
-        if grouped and op.p2p and isinstance(last, Group) and last.ops[0].comm == op.comm:
-            made[-1] = (made[-1][0], Group((*last.ops, op)))
-        else:
-            made.append((t, Group((op,)) if grouped and op.p2p else Call(op)))
-    return made
-
-
-def _makings(base: Base, stem: Stem, rank: int) -> list[tuple[float, Instruction]]:
-    """Communicators that others are making with this rank, which its program was to make."""
-    found: list[tuple[float, Instruction]] = []
-    mine = [what for code in stem.code[rank] for _, what in code]
-    rest = [what for code in base.rest[rank] for what in code]
-    begun: dict[str, float] = {}
-    splits: dict[Comm, list[float]] = {}
-    for r, threads in enumerate(stem.code):
-        counts: dict[Comm, int] = defaultdict(int)
-        for t, what in itertools.chain(*threads):
-            if isinstance(what, Init):
-                uid = what.uid or what.comm
-                begun[uid] = min(t, begun.get(uid, t))
-            elif isinstance(what, Split):
-                comm = base.comms[r, what.parent]
-                times = splits.setdefault(comm, [])
-                times += [t] * (counts[comm] >= len(times))
-                counts[comm] += 1
-    have: dict[Comm, int] = defaultdict(int)
-    for what in mine:
-        if isinstance(what, Split):
-            have[base.comms[rank, what.parent]] += 1
-    for what in rest:
-        if isinstance(what, Init) and (what.uid or what.comm) in begun:
-            found.append((begun[what.uid or what.comm], what))
-        elif isinstance(what, Split) and (parent := base.comms.get((rank, what.parent))):
-            k = have[parent]
-            have[parent] += 1
-            if k < len(splits.get(parent, [])):
-                found.append((splits[parent][k], what))
-    return found
-
-
-def _posts(stem: Stem, rank: int) -> dict[int, list[Instruction]]:
-    """What the threads of a rank have to tell each other: where one stands in a wait."""
-    told: dict[int, list[Instruction]] = defaultdict(list)
-    threads = stem.code[rank]
-    done = {what.sem for code in threads for _, what in code if isinstance(what, Post)}
-    for t, code in enumerate(threads):
-        if code and isinstance(what := code[-1][1], Await) and what.sem not in done:
-            for other in range(len(threads)):
-                if other != t:
-                    told[other].append(Post(what.sem))
-                    break
-    return told
 
 
 def agreed(run: Engine) -> bool:

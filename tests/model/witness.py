@@ -5,7 +5,8 @@ together leave the same trace: of each thread the same calls with the same
 arguments in the same order and at the same times (but for 0.25 s), the same of
 them still inside, the same seen of each main thread once a second, the same
 ends of processes.  Where the right answers to the two differ, no analyzer can
-give both of them.  Nothing of the analyzer is used here.
+give both of them.  Instead of a fault one rank may have no work for the others
+(``workless``).  Nothing of the analyzer is used here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from model.hidden import others
 from model.ops import Program
 from model.replay import Diverged, Lost, Replay, difference
 from model.rivals import Rival, faults_of, rivals, say
-from model.stem import Base, Stem, Tails, agreed, complete, look, operations, stances, stem_of
+from model.stem import Base, Stem, Tails, agreed, look, operations, stances, stem_of
+from model.tails import complete
+from model.workless import workless
 
 
 @dataclass
@@ -74,11 +77,15 @@ def witnesses(
     lost = case.lost(rate)
     ranks = set(range(base.program.nranks)) if not wanted else set(wanted)
     found: set[tuple[str, frozenset[int]]] = set()
-    for known, stem in stances(base, stem_of(base)):
+    done = stem_of(base)
+    tried = [(base, workless(base, done, case.horizon))]
+    tried += [
+        (known, itertools.chain(rivals(known, stem, ranks), _supposing(known, stem, ranks, lost)))
+        for known, stem in stances(base, done)
+    ]
+    for known, every in tried:
         prover = Prover(case, known, lost)
-        for rival in itertools.chain(
-            rivals(known, stem, ranks), _supposing(known, stem, ranks, lost)
-        ):
+        for rival in every:
             if prover.calls > BUDGET:
                 return
             key = (rival.kind, rival.culprits)
@@ -121,6 +128,8 @@ def other(right: set[frozenset[int]], truth: Truth) -> bool:
     return not right & answers(truth)
 
 
+#: As long as anything moves, in seconds.
+LONG = 1e7
 #: Calls that are run for one case before it is given up, in all programs that are tried.
 BUDGET = 300_000
 
@@ -146,9 +155,15 @@ class Prover:
         for grouped in (True, False):
             # To look through all calls costs about a tenth of a run of them.
             self.calls += self.size // 10
-            tails = complete(self.base, rival.healthy, grouped)
+            away = rival.culprits if rival.kind == "stall" else frozenset[int]()
+            tails = complete(self.base, rival.healthy, grouped, away)
             if tails is None:
                 return "the calls do not agree"
+            if rival.first is not None and tails.first(rival.first[0]) != rival.first[1]:
+                why = "what it makes next is another call"
+                continue
+            if away and not any(tails.work(r) for r in away):
+                return "nobody waits by that"
             broken = rival.broken.program(self.base, tails, rival.hang)
             healthy = rival.healthy.program(self.base, tails)
             # Most often refused, and known already, is what many of them have in common.
@@ -173,7 +188,7 @@ class Prover:
         if key not in self.runs:
             run = Replay(broken, self.case.engine, self.lost)
             try:
-                run.run()
+                run.run(self.case.horizon if rival.kind == "none" else LONG)
                 said = difference(self.case.engine, run, self.case.horizon, self.lost)
             except Diverged as e:
                 said = str(e)
