@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from nccluprobe.match import tail
+from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.process import Actor
 from nccluprobe.match.waits import Wait, seen_in
 
@@ -68,6 +70,30 @@ def left_out(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ..
     lacked = {e.actor for w in waits if w.p2p for e in w.absent}
     alone = is_smaller(few, many) and few <= actors and len(many & lacked) > 1
     return tuple(sorted(few, key=repr)) if alone else ()
+
+
+def may_have_left_out(odd: Wait, cycle: Sequence[Wait]) -> bool:
+    """Whether who is absent from a collective may have left it out, and made a circle by that.
+
+    Not where it stands with others in an earlier call: what it left out after that one holds
+    nobody there.  And who leaves out one of the calls in a group makes the others.
+    """
+    away = {e.actor for e in odd.absent}
+    others = {e.actor for e in odd.entered} - away
+    for w in cycle:
+        heads = w.heads or set()
+        before = w.device and w.seq is not None and w.comm is odd.comm and w.at < odd.at
+        if before and away <= heads and others & heads:
+            return False
+    return not all(_goes_on_in_group(e, odd.at[0]) for e in seen_in(odd))
+
+
+def _goes_on_in_group(e: Endpoint, slot: int) -> bool:
+    """Whether an endpoint made the call after one in the same group."""
+    rows = e.tail.rows()
+    slots = rows[:, tail.ORD] + (e.entered - e.next_ord)
+    first, then = (rows[slots == n][-1:, tail.GROUP] for n in (slot, slot + 1))
+    return bool(len(first) and len(then) and first[0] and first[0] == then[0])
 
 
 def is_smaller(few: Collection[Actor], many: Collection[Actor]) -> bool:

@@ -48,6 +48,8 @@ class Verdict:
     swapped: int = 0
     #: Only calls that NCCL discards lie between: that is no fault.
     legal: bool = False
+    #: Of such calls: the other side, of two equal ones, makes the same one a few calls later.
+    shared: bool = False
 
 
 @dataclass
@@ -94,7 +96,8 @@ def decide(
         for rank in ranks:
             zeros = _zeros(streams[rank], model, table, calls) if discards else None
             if zeros is not None:
-                legal.append(Verdict((rank,), zeros, legal=True))
+                both = not named and _both_make(streams[rank], model, table)
+                legal.append(Verdict((rank,), zeros, legal=True, shared=both))
                 continue
             shift, several, swapped = _explain(streams[rank], model, table, calls)
             # Ranks with different calls are one fault only when a shift says so.
@@ -235,6 +238,12 @@ def _zeros(
     if score < straight or (score == 0 and (skip or run < len(a) or straight)):
         return None
     return Shift(skip, run)
+
+
+def _both_make(mine: Sequence[int], model: Sequence[int], table: SignatureTable) -> bool:
+    """Whether the call of count 0 with which one of two begins comes in the other one, too."""
+    zero, other = (mine[0], model) if table.is_zero(mine[0]) else (model[0], mine)
+    return any(table.compatible(zero, sig) for sig in other[1 : MAX_SHIFT + 1] if sig != SIG_LOST)
 
 
 def _explain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from nccluprobe.match.alone import is_smaller, sits
+from nccluprobe.match.alone import is_smaller, may_have_left_out, sits
 from nccluprobe.match.process import Actor
 from nccluprobe.match.waits import Wait, seen_in
 
@@ -32,6 +32,8 @@ def minority(waits: Sequence[Wait], actors: frozenset[Actor]) -> tuple[Actor, ..
     if odd is not None:
         sides = [{e.actor for e in x} for x in (seen_in(odd), odd.absent)]
         few, many = sorted(sides, key=len)
+        if few is sides[1] and not may_have_left_out(odd, waits):
+            return ()
         return tuple(sorted(few, key=repr)) if is_smaller(few, many) and few <= actors else ()
     # What only the streams tell is between these, unless there is nothing else.
     pair = [w for w in waits if not w.device] or list(waits)

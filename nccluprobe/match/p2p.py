@@ -19,7 +19,7 @@ from nccluprobe.match.p2p_gone import unreceived
 from nccluprobe.match.p2p_judge import Judge
 from nccluprobe.match.p2p_misplaced import misplaced
 from nccluprobe.match.p2p_pair import Channel, Pairs
-from nccluprobe.match.p2p_past import Heads, note_skipped
+from nccluprobe.match.p2p_past import Heads, note_crossed, note_skipped
 from nccluprobe.match.p2p_queue import Lane, Side
 from nccluprobe.match.program import Programs, out_of_place
 from nccluprobe.match.signature import SignatureTable
@@ -192,6 +192,7 @@ class P2P:
             current += judge.findings
             current += [w.finding for w in judge.waits if w.finding is not None]
         note_skipped(known, waits, self.sides)
+        note_crossed(known, waits)
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)
 

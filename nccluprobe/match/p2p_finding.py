@@ -172,7 +172,7 @@ def left_over(
         entered_comm_ranks=[has.comm_rank],
         missing_comm_ranks=[lacks.comm_rank],
         reason="call_extra" if extra else "call_skipped",
-        confidence="reduced" if loss else "inferred" if culprit is None else "observed",
+        confidence="reduced" if loss else "inferred",
         provisional=provisional,
         unmatched=[_op(o, has.comm_rank or 0, table) for o in ops[:8]],
         position=position,

@@ -152,6 +152,7 @@ class Judge:
                 hard=unit.hard is not None,
                 calls=frozenset(o.op.idx for o in unit.ops),
                 doubtful=any(p.loss or p.maybe for p in peers),
+                posted=tuple(p.endpoint for p in peers if awaits_end(self.side(p.endpoint), unit)),
             )
         )
 
@@ -244,11 +245,9 @@ class Judge:
         if short and self._gone_past(unit, e, until):
             reason, crossed = "partner_gone_past", self.heads.crosses(unit, e)
             return Peer(e, reason, quiet, gone=True, crossed=crossed, maybe=maybe)
-        if maybe:
-            return Peer(e, reason, quiet, maybe=True)
-        if self.heads.past(unit, e):
+        if not maybe and self.heads.past(unit, e):
             return Peer(e, "partner_gone_past", quiet, gone=True, crossed=True)
-        return Peer(e, reason, quiet)
+        return Peer(e, reason, quiet, maybe=maybe)
 
     def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""

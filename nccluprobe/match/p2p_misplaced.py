@@ -41,7 +41,7 @@ def misplaced(judges: Iterable[Judge]) -> dict[int, Finding]:
                 continue  # what seems misplaced may be all that is left
             if _is_behind(judge, unit, o):
                 continue
-            if _in_its_place(unit, o) and _in_its_place(waiting, wanted):
+            if _belongs(unit, o) and _belongs(waiting, wanted):
                 continue  # each belongs where it is: another one was left out
             if not _same_pair(o, waiting):
                 if other is not judge and o.op.peer != waiting.endpoint.comm_rank:
@@ -103,6 +103,15 @@ def _in_its_place(unit: Unit, o: Open) -> bool:
         if op.idx != o.op.idx and op.idx not in queue.rows()[:, IDX]:
             return True
     return False
+
+
+def _belongs(unit: Unit, o: Open) -> bool:
+    """Whether an operation is in its place, or its group waits for more of that peer than it.
+
+    A call on another communicator is one: who lacks more has not come to the group.
+    """
+    lacking = [x for x in unit.ops if x.op.peer == o.op.peer]
+    return _in_its_place(unit, o) or (bool(o.op.group) and len(lacking) > 1)
 
 
 def _same_pair(o: Open, waiting: Unit) -> bool:

@@ -28,6 +28,9 @@ from nccluprobe.match.tail import IDX, ORD
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
+#: So many others show where in the program a step stands.
+_SEVERAL = 3
+
 
 @dataclass
 class Heads:
@@ -205,6 +208,26 @@ def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At
             call.skipped += skipped
 
 
+def note_crossed(known: Iterable[Wait], waits: Iterable[Wait]) -> None:
+    """Tell of collectives to which peers went past a send or receive that lacks its half.
+
+    Who stands in that one has not come to the collective: one of them has left out a call,
+    or made one too many, and where nobody knows who, that explains both.
+    """
+    of: dict[int, list[Wait]] = {}
+    for w in waits:
+        f = w.cause
+        if f is not None and not f.culprits and f.details.get("reason") == "partner_gone_past":
+            of.setdefault(id(w.entered[0]), []).append(w)
+    for call in known if of else ():
+        for e in call.absent if call.seq is not None and call.cause is None else ():
+            if call.at != (e.entered,):
+                continue
+            made = {id(x) for x in call.entered}
+            crossing = (w for w in of.get(id(e), ()) if made & {id(x) for x in w.absent})
+            call.cause = next((w.cause for w in crossing), call.cause)
+
+
 def _outvoted(call: Wait, sides: Mapping[At, Side]) -> bool:
     """Whether more ranks have come to later sends and receives than have made a call."""
     without = 0
@@ -220,22 +243,28 @@ def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -
     """Whether a rank in a send or receive has left out the call before, not its peer its half.
 
     It passed count 0 there; or the others, who run the same code with other peers, make
-    their sends and receives of this step only after that call, and none before.
+    their sends and receives of this step only after that call, and none before: they have,
+    or they all stand in that call, several of them.
     """
     if zero_before(comm, own, own.entered):
         return True
     before = after = False
+    others = 0
     for e in comm.members():
-        side = sides.get((e.info.source, e.info.id))
-        if e is own or side is None or e.entered <= own.entered:
+        if e is own or e.entered <= own.entered:
             continue
         order = own.entered - (e.entered - e.next_ord)
         idx = {n: i for n, i in e.tail.rows()[:, [ORD, IDX]].tolist() if abs(n - order) <= 1}
         if order not in idx or (order and order - 1 not in idx):
+            continue
+        others += e.process.losses.between(e.info.id, idx.get(order - 1, -1), idx[order]) == 0
+        if (side := sides.get((e.info.source, e.info.id))) is None:
             continue
         made = side.recent()[:, P2P_IDX]
         made = made[made > idx.get(order - 1, -1)]
         before |= bool((made < idx[order]).any())
         made = made[made > idx[order]]
         after |= bool((made < idx.get(order + 1, made.max(initial=0) + 1)).any())
-    return after and not before
+    # One of the others is its peer.
+    stand = others == comm.key.nranks - 1 > _SEVERAL
+    return (after or stand) and not before

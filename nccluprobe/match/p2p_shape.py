@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from nccluprobe.match import tail
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.p2p_fill import epoch_of
 from nccluprobe.match.p2p_pair import At
-from nccluprobe.match.p2p_queue import GROUP, IDX, SEND, TAIL, Op, Side, Table
+from nccluprobe.match.p2p_queue import GROUP, IDX, ORD, SEND, TAIL, WIDTH, Op, Side, Table
 from nccluprobe.match.p2p_steps import Steps
 
 #: Sends and receives of one rank in one step.
 Shape = tuple[int, int]
 #: So many groups of one rank make a habit.
 _GROUPS = 3
+#: So many others show what all make in a step.
+_SEVERAL = 3
 EXTRA, SKIPPED = "extra", "skipped"
 
 
@@ -131,11 +135,35 @@ def _between_collectives(
     theirs = found.pop(lacks.comm_rank or 0, None)
     if mine is None or theirs is None:
         return None
-    others = [s for s in found.values() if s is not None]
-    if not any(theirs) and len(others) > 1 and all(map(any, others)):
+    rest = [rows for rows in found.values() if rows is not None]
+    if not len(theirs) and len(rest) > 1 and all(map(len, rest)):
         return SKIPPED  # alone it made none there: all of the step, or one collective too many
+    send = bool(op.send)
+    own, peers, *others = _steps_alike([mine, theirs, *rest], _firsts(mine, send), rest, send)
     usual = _most(others)
-    return _verdict(op, mine, theirs, usual, usual)
+    said = _verdict(op, own, peers, usual, usual)
+    if said is None and len(others) >= _SEVERAL and set(others) == {peers}:
+        # Alone it made more there, by several: so does who left out a collective between.
+        more = (own[0] - peers[0], own[1] - peers[1])
+        said = EXTRA if min(more) >= 0 and more[0 if op.send else 1] > 0 else None
+    return said
+
+
+def _firsts(rows: Table, send: bool) -> int:
+    """How many sends, or receives, are the first ones of their pair."""
+    return int(((rows[:, ORD] == 0) & (rows[:, SEND] == send)).sum())
+
+
+def _steps_alike(steps: list[Table], firsts: int, rest: list[Table], send: bool) -> list[Shape]:
+    """What each made, without the first ones of a pair where one made more of these than the rest.
+
+    They may only connect the two, as other pairs have been connected before.
+    ``firsts``: how many it made of the direction ``send``.
+    """
+    usual = Counter(_firsts(rows, send) for rows in rest).most_common(1)
+    if usual and firsts > usual[0][0]:
+        steps = [rows[rows[:, ORD] > 0] for rows in steps]
+    return [_shape(rows) for rows in steps]
 
 
 def left_one_out(
@@ -148,9 +176,13 @@ def left_one_out(
     """
     found = _of_step(comm, sides, has, op)
     found.pop(has.endpoint.comm_rank or 0, None)
-    theirs = found.pop(lacks.comm_rank or 0, None)
-    usual = _most(s for s in found.values() if s is not None)
-    if theirs is None or usual is None:
+    made = found.pop(lacks.comm_rank or 0, None)
+    if made is None:
+        return None
+    rest, other = [rows for rows in found.values() if rows is not None], not op.send
+    theirs, *others = _steps_alike([made, *rest], _firsts(made, other), rest, other)
+    usual = _most(others)
+    if usual is None:
         return None
     if theirs == usual:
         return False
@@ -161,7 +193,7 @@ def left_one_out(
 
 def _of_step(
     comm: Communicator, sides: Mapping[At, Side], has: Side, op: Op
-) -> dict[int, Shape | None]:
+) -> dict[int, Table | None]:
     """What each rank made between the two collectives that an operation is between."""
     epoch = epoch_of(has.endpoint, op.idx)
     if epoch is None or epoch[0] != epoch[1]:
@@ -173,7 +205,7 @@ def _of_step(
     }
 
 
-def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
+def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Table | None:
     """What an endpoint made between two collectives; None: not over, or not all is known."""
     rows = e.tail.rows()
     end = rows[rows[:, tail.ORD] == at]
@@ -185,8 +217,8 @@ def _in_epoch(e: Endpoint, side: Side | None, at: int) -> Shape | None:
     if _lost_some(e, low, high):
         return None
     if side is None:
-        return (0, 0)
+        return np.empty((0, WIDTH), np.int64)
     rows = side.recent()
     if len(rows) >= TAIL and int(rows[0, IDX]) > low:
         return None
-    return _shape(rows[(rows[:, IDX] > low) & (rows[:, IDX] < high)])
+    return rows[(rows[:, IDX] > low) & (rows[:, IDX] < high)]

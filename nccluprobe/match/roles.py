@@ -84,6 +84,8 @@ def _reasons(f: Finding) -> set[str]:
 def _not_all_made(waits: list[tuple[Wait, Endpoint]]) -> bool:
     """Whether an endpoint has lost fewer events than calls that it is waited for in."""
     p = waits[0][1].process
+    if all(any(e is x for x in w.posted) for w, e in waits):
+        return False  # all of them lack the end of a group only, which is one event
     lacking = sum(least_behind(w.comm, e) if w.seq is not None else 1 for w, e in waits)
     last = {e: -1 if e.last_idx is None else e.last_idx for _, e in waits}
     places = sum(p.losses.after(e.info.id, idx) for e, idx in last.items())
@@ -303,6 +305,8 @@ class _Roles:
         (waits,) = found.values()
         if len(waits) == 1 and waits[0][0].seq is None:
             return  # a single send or receive may as well be one too many
+        if host_of(waits[0][1]) is Host.INSIDE:
+            return  # it waits there itself, in what was lost
         for w, e in waits:
             assert w.finding is not None
             w.finding.role = "root_cause"

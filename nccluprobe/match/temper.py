@@ -155,8 +155,14 @@ def _at_odds_with_several(causes: list[Finding]) -> None:
 
 def _guesses(causes: list[Finding]) -> None:
     known = [f for f in causes if f.culprits and not _is_guess(f)]
+    left_out = [f for f in causes if f.culprits and _is_left_out(f)]
     for f in causes:
         if not _is_guess(f):
+            continue
+        # Who waits behind a half that was left out of a group goes past others' halves, too.
+        past = f.details.get("reason") == "partner_gone_past" and f.culprits
+        if past and left_out and not set(f.culprits) <= set(left_out[0].culprits):
+            _demote(f, left_out[0])
             continue
         # A half that was left out of a group is not explained by one who may only wait.
         sure = [g for g in known if not (_is_left_out(f) and _may_wait(g))]
@@ -278,6 +284,7 @@ def _is_fact(f: Finding) -> bool:
 
 def _nameless(causes: list[Finding]) -> None:
     """What only stands still, beside a cause that names somebody, is no cause of its own."""
+    _unsure_beside_orders(causes)
     named = next((f for f in causes if f.role == "root_cause" and f.culprits), None)
     for f in causes:
         if named is None or f.culprits or f.role != "root_cause":
@@ -287,6 +294,21 @@ def _nameless(causes: list[Finding]) -> None:
             f.hang_type == "p2p_order_inversion" and inferred
         ):
             _demote(f, named)
+
+
+def _unsure_beside_orders(causes: list[Finding]) -> None:
+    """Who may wait for the device, and is named only if lost calls were made, beside two orders.
+
+    That streams hold up each other is seen of these without a loss.
+    """
+    orders = [
+        f
+        for f in causes
+        if f.hang_type == "p2p_order_inversion" and f.details.get("confidence") != "reduced"
+    ]
+    for f in causes if orders else ():
+        if f.culprits and f.supposes and f.role == "root_cause" and _may_wait(f):
+            _demote(f, orders[0])
 
 
 def _named_by_others(causes: list[Finding]) -> None:

@@ -62,6 +62,8 @@ class Wait:
     over: bool = False
     #: Who entered, and cannot take part so far: inside the call, or gone.
     held: list[Endpoint] = field(default_factory=list)
+    #: Of the absent from a send or receive: whose half is in a group whose end may have been lost.
+    posted: tuple[Endpoint, ...] = ()
     #: Of the absent: who has left it out, and gone on.
     skipped: list[Endpoint] = field(default_factory=list)
     #: Of the absent: who stands, by what all others called before it, in what comes after it.

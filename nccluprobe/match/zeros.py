@@ -27,8 +27,8 @@ _RECENT = 1100
 def note_zeros(comm: Communicator, slot: int, decision: Decision) -> None:
     """Remember who passed count 0 where the others made no such call."""
     for v in decision.verdicts:
-        if not v.legal or v.shift is None:
-            continue
+        if not v.legal or v.shift is None or v.shared:
+            continue  # what both make explains no call that one lacks
         made = v.ranks
         if v.shift.skip:  # of two equal sides the first counts as right
             made = decision.reference if len(decision.reference) <= len(v.ranks) else ()

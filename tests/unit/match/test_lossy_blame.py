@@ -144,7 +144,9 @@ def test_what_one_made_in_a_step_is_not_known_where_a_call_of_it_is_lost(
     run.all()
     run.analysis.matcher.settle()
     side = next(s for s in run.analysis.matcher.p2p.sides.values() if s.endpoint.comm_rank == 0)
-    assert p2p_shape._group(side, 1) == p2p_shape._in_epoch(side.endpoint, side, 3) == shape
+    rows = p2p_shape._in_epoch(side.endpoint, side, 3)
+    made = None if rows is None else p2p_shape._shape(rows)
+    assert p2p_shape._group(side, 1) == made == shape
 
 
 def test_what_was_queued_of_a_communicator_that_its_rank_aborted_does_not_begin() -> None:
@@ -183,3 +185,38 @@ def test_who_runs_waits_for_no_device_where_all_who_wait_sleep(main: str, named:
     assert blamed(found) == named
     (root,) = (f for f in found if f.role == "root_cause")
     assert root.details["confidence"] == "inferred"
+
+
+@pytest.mark.parametrize(("state", "named"), [("inside", set()), ("ended", {1})])
+def test_who_is_inside_a_call_of_which_all_is_lost_may_wait_in_it(
+    state: str, named: set[int]
+) -> None:
+    """On two communicators others wait for rank 1 in more calls than it has lost."""
+    job = Job()
+    comms = job.world(4)
+    more = [c.proc.comm("00000000000000bb", r, 4) for r, c in enumerate(comms)]
+    t = steps(more, 2, start=steps(comms, 2))
+    for r, c in enumerate(comms):
+        lost = {"lost": True} if r == 1 else {}
+        calls = [(c, SEND, (r + 1) % 4), (c, RECV, (r - 1) % 4)]
+        c.proc.group([(c, x, {"peer": p, "count": BIG, **lost}) for c, x, p in calls], t,
+                     state=state if r == 1 else "ended")  # fmt: skip
+        for i in range(0 if r == 1 else 2):
+            c.proc.call(more[r], AR, t + 1 + i)
+    lose(comms, 1, 2, t)
+    assert blamed(analyze_job(job)) == named
+
+
+def test_a_group_of_which_only_the_end_is_lost_was_made() -> None:
+    """Two others wait for it: what does not end is the device."""
+    job = Job()
+    comms = job.world(4)
+    trio = [comms[r].proc.comm("00000000000000bb", r, 3) for r in range(3)]
+    t = steps(trio, 3, start=steps(comms, 2, stream=0), stream=1)
+    for r, c in enumerate(trio):
+        ops = [(c, x, {"peer": p, "count": BIG, "stream": 1})
+               for p in range(3) if p != r for x in (SEND, RECV)]  # fmt: skip
+        c.proc.group(ops, t, state="open" if r == 0 else "ended")
+    comms[3].proc.call(comms[3], AR, t + 1, stream=0)
+    lose(comms, 0, 1, t)
+    assert blamed(analyze_job(job)) == set()

@@ -334,3 +334,26 @@ def test_who_does_not_come_to_a_split_may_wait_behind_calls_that_differ(
     absent.comm_uid_hash = comm
     temper([absent, differs])
     assert (differs.culprits, absent.culprits) == ((3,), named)
+
+
+@pytest.mark.parametrize(("supposes", "named"), [(True, ()), (False, (5,))])
+def test_who_is_named_only_if_lost_calls_were_made_is_not_beside_streams_that_hold_up_each_other(
+    supposes: bool, named: tuple[int, ...]
+) -> None:
+    order = finding("p2p_order_inversion", "orders_exclude", "inferred", 0)
+    order.culprits = ()
+    f = finding("collective_missing_enter", "rank_alive_but_not_entered", "reduced", 5)
+    f.supposes, f.since = supposes, 1
+    temper([order, f])
+    assert f.culprits == named
+    assert (order.role == "root_cause") is supposes
+
+
+@pytest.mark.parametrize(("confidence", "named"), [("inferred", ()), ("reduced", (6,))])
+def test_who_goes_past_others_halves_may_wait_behind_one_that_was_left_out(
+    confidence: str, named: tuple[int, ...]
+) -> None:
+    left = finding("p2p_unmatched", "call_skipped", confidence, 5)
+    past = finding("p2p_unmatched", "partner_gone_past", "inferred", 6)
+    temper([past, left])
+    assert (left.culprits, past.culprits) == ((5,), named)
