@@ -84,7 +84,7 @@ def _connects(unit: Unit, e: Endpoint) -> bool:
 
     These make the connection, for which both have to come, and return then.
     """
-    first = all(o.peer is e and o.op.ord == 0 for o in unit.ops)
+    first = e is not unit.endpoint and all(o.peer is e and o.op.ord == 0 for o in unit.ops)
     return first and unit.hard is not None and host_of(e) is Host.INSIDE
 
 

@@ -220,3 +220,17 @@ def test_a_group_of_which_only_the_end_is_lost_was_made() -> None:
     comms[3].proc.call(comms[3], AR, t + 1, stream=0)
     lose(comms, 0, 1, t)
     assert blamed(analyze_job(job)) == set()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_send_to_oneself_has_its_receive_where_one_was_lost(lost: int) -> None:
+    """NCCL takes no send to oneself without it: rank 0 has not left it out."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 2)
+    ops = [(comms[0], SEND, {"peer": 0, "count": BIG})]
+    ops += [(comms[0], RECV, {"peer": 0, "count": BIG, "lost": True})] * lost
+    comms[0].proc.group(ops, t, state="inside")
+    lose(comms, 0, lost, t)
+    said = [f.details["reason"] for f in analyze_job(job)]
+    assert ("call_skipped" in said) is not bool(lost)
