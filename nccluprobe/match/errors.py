@@ -123,6 +123,7 @@ class Errors:
                 continue
             if error.spreads and (gone := _gone(error, comm_of)) is not None:
                 _after(f, gone)
+            f.failed = {w: t for w, t in error.when.items() if w not in f.culprits}
             before = first.setdefault(f.comm_uid_hash, (error, f))
             if before[1] is f or not error.spreads or before[0].first > error.first:
                 continue

@@ -58,6 +58,11 @@ def explained(
                 for who in f.culprits:
                     if f.since >= last.get(who, 0):
                         found.setdefault(who, f.id)
+            if f.role != "unknown":
+                # It came, and its call failed because of another rank.
+                for who, t in f.failed.items():
+                    if t >= last.get(who, 0):
+                        found.setdefault(who, f.id)
         else:
             for who in f.waiters:
                 since = first.get(who, 0)

@@ -117,6 +117,8 @@ class Finding:
     waiter_first: str | None = None
     #: Members (endpoints) that entered and have left: they are to be named.
     left: tuple[Any, ...] = ()
+    #: Processes to which an error was returned that is a consequence -> when, unix ns.
+    failed: dict[Hashable, int] = field(default_factory=dict)
     #: Processes that may be those that did not come, of whom only ranks are known.
     candidates: tuple[Hashable, ...] = ()
 

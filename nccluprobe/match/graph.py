@@ -59,6 +59,8 @@ class Graph:
     silent_after: int
     #: process -> id of a finding that explains why it does not come
     explained: Mapping[Hashable, str]
+    #: Of these, processes to which an error was returned because of another rank.
+    failed: frozenset[Hashable] = frozenset()
     #: Of these, processes that cannot go on by themselves, whatever they wait for.
     broken: frozenset[Hashable] = frozenset()
     #: Findings of calls on two communicators in orders that exclude each other.
@@ -137,7 +139,7 @@ class Graph:
         a job that is killed as a whole, did not leave them.
         """
         gone = left_at(e)
-        if gone is None:
+        if gone is None or e.process.who in self.failed:
             return False
         others = [x for x in self.blockers.get(e.actor, ()) if x is not w and x.first <= gone]
         if any(x.first + _GAVE_UP <= gone for x in others):

@@ -59,7 +59,8 @@ def assign(
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]
     known = explained(waits, findings, comms)
     programs, full = Programs(comms), at_launch_depth(comms)
-    graph = Graph(waits, now, silent_after, known, broken, orders, programs, full)
+    failed = frozenset(who for f in findings for who in f.failed if known.get(who) == f.id)
+    graph = Graph(waits, now, silent_after, known, failed, broken, orders, programs, full)
     excuses = Excuses(graph, comms)
     roles = _Roles(graph, excuses, context, comms)
     made = roles.run()

@@ -356,6 +356,40 @@ def test_errors_after_a_crash_name_who_crashed(rc: int) -> None:
     assert "signal 9" in f.details["summary"]
 
 
+@pytest.mark.parametrize("fault", ["error", "echo"])
+def test_whose_call_failed_because_of_another_did_not_stay_away(fault: str) -> None:
+    """Rank 1 waits in a call that rank 2 broke; that of rank 0 failed, and it gives up."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    steps([comms[1]], 2, start=t)
+    fail(comms[2], t + 0.1, 2)
+    fail(comms[0], t + 2, 2 if fault == "echo" else 6)
+    comms[0].proc.comm_end(comms[0], t + 2.1, "abort")
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert blamed(found) == {2}
+    (f,) = [f for f in found if f.hang_type != "nccl_error_exit"]
+    assert f.role == "downstream"
+
+
+def test_whose_call_failed_because_another_aborted_did_not_leave() -> None:
+    """Rank 2 aborts; the call of rank 0 fails, and all give up and end."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    steps([comms[1], comms[3]], 2, start=t)
+    comms[2].proc.comm_end(comms[2], t + 0.1, "abort")
+    fail(comms[0], t + 0.2, 6)
+    for r in (0, 1, 3):
+        comms[r].proc.comm_end(comms[r], t + 0.3 + r / 10, "abort")
+        comms[r].proc.cover(0.5, t + 1)
+        comms[r].proc.end(t + 1, code=21)
+    comms[2].proc.cover(0.5, t + 20)
+    comms[2].proc.end(t + 20, how="signaled", signal=15)
+    assert blamed(analyze_job(job)) == {2}
+
+
 def test_a_crash_after_its_own_error_is_its_own() -> None:
     job = Job()
     comms = job.world(4)
