@@ -373,23 +373,6 @@ def test_whose_call_failed_because_of_another_did_not_stay_away(fault: str) -> N
     assert f.role == "downstream"
 
 
-def test_whose_call_failed_because_another_aborted_did_not_leave() -> None:
-    """Rank 2 aborts; the call of rank 0 fails, and all give up and end."""
-    job = Job()
-    comms = job.world(4)
-    t = steps(comms, 5)
-    steps([comms[1], comms[3]], 2, start=t)
-    comms[2].proc.comm_end(comms[2], t + 0.1, "abort")
-    fail(comms[0], t + 0.2, 6)
-    for r in (0, 1, 3):
-        comms[r].proc.comm_end(comms[r], t + 0.3 + r / 10, "abort")
-        comms[r].proc.cover(0.5, t + 1)
-        comms[r].proc.end(t + 1, code=21)
-    comms[2].proc.cover(0.5, t + 20)
-    comms[2].proc.end(t + 20, how="signaled", signal=15)
-    assert blamed(analyze_job(job)) == {2}
-
-
 def test_a_crash_after_its_own_error_is_its_own() -> None:
     job = Job()
     comms = job.world(4)
