@@ -19,7 +19,7 @@ from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of, is_stopped
 from nccluprobe.match.minority import minority, odd_call, on_one_communicator
 from nccluprobe.match.options import SECOND
-from nccluprobe.match.order import excludes, locked
+from nccluprobe.match.order import exclude, excludes, locked
 from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
 from nccluprobe.match.program import Programs, odd_between
@@ -329,7 +329,10 @@ class Graph:
             mine = {id(w): w for w in (*waits, *own) if not w.device}.values()
             return self._cycle([*mine], actors, (one,)) if own else {Cause("rank", one)}
         left = free if not few and hard and len(hard) + len(free) == len(actors) else set()
-        if any(w.seq is not None for a in left for w in self.blockers[a] if id(w) in here):
+        streams |= bool(left) and exclude(waits, self.blockers)
+        if not streams and any(
+            w.seq is not None for a in left for w in self.blockers[a] if id(w) in here
+        ):
             return {Cause("rank", a) for a in left}
         return self._cycle(waits, actors, few, proven, streams=streams or locked(waits))
 

@@ -10,7 +10,7 @@ lint).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -282,6 +282,34 @@ def locked(waits: Collection[Wait]) -> bool:
     return all(len(s) == 1 and min(s) >= 0 for s in (*heads.values(), *streams.values())) and all(
         heads.get(e.actor) == streams[id(e)] for e in lacking
     )
+
+
+def exclude(waits: Iterable[Wait], sits_in: Mapping[Actor, Iterable[Wait]]) -> bool:
+    """Whether two collectives hold up each other in streams, whoever goes on.
+
+    Each stands at the head of a stream and lacks one who, as far as is known, makes it on that
+    stream only at the head of which the other one stands.  ``sits_in``: actor -> its waits.
+    """
+    for w in waits:
+        for e in w.absent if w.seq is not None else ():
+            for x in sits_in.get(e.actor, ()):
+                if x.seq is not None and e.actor in (x.heads or ()) and _behind(w, e, x):
+                    return True
+    return False
+
+
+def _behind(w: Wait, e: Endpoint, x: Wait) -> bool:
+    """Whether ``e`` could make ``w`` only behind ``x``, and who lacks that only behind ``w``."""
+    if not _on_one_stream(e, x):
+        return False
+    return any(o.actor in (w.heads or ()) and _on_one_stream(o, w) for o in x.absent)
+
+
+def _on_one_stream(e: Endpoint, w: Wait) -> bool:
+    """Whether an endpoint uses one stream, which is that of its actor's call ``w``."""
+    own = [x for x in w.entered if x.actor == e.actor]
+    streams = {s for x in (e, *own) for s in _streams_of(x)}
+    return bool(own) and not e.process.lost and len(streams) == 1 and min(streams) >= 0
 
 
 def _calls(side: list[_Orders], i: Inversion, first_x: bool) -> str:

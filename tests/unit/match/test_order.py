@@ -182,3 +182,32 @@ def test_who_has_run_ahead_in_both_may_have_another_order_or_one_call_more() -> 
     (f,) = (f for f in analyze_job(job) if f.role == "root_cause")
     assert (f.hang_type, f.named) == ("cross_comm_order_inversion", [])
     assert "each stands behind another one in a stream" in f.details["summary"]
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_who_is_outside_is_not_named_where_the_other_could_only_come_behind_it(
+    streams: int,
+) -> None:
+    """Rank 1 has queued a call on X; rank 0 has not come to it, and waits for rank 1 on Y.
+
+    On one stream the call that rank 0 lacks would stand behind the one that rank 1 lacks, and
+    the other way round: no way of going on ends it.
+    """
+    job = Job()
+    xs = job.world(2)
+    ys = [c.proc.comm("00000000000000bb", r, 2) for r, c in enumerate(xs)]
+    for i in range(5):
+        for x, y in zip(xs, ys, strict=True):
+            x.proc.call(x, AR, 1 + i, stream=0)
+            y.proc.call(y, AR, 1.5 + i, stream=streams - 1)
+    xs[1].proc.call(xs[1], AR, 7, stream=0)
+    ys[0].proc.call(ys[0], AR, 7, stream=streams - 1)
+    send = {"peer": 1, "count": 1 << 20, "stream": streams - 1}
+    xs[0].proc.group([(ys[0], "ncclSend", send), (ys[0], "ncclRecv", send)], 7.1, state="inside")
+    xs[0].proc.cover(0.5, 400, main="syscall", syscall="poll")
+    xs[1].proc.cover(0.5, 400, main="running")
+    found = analyze_job(job)
+    named = {c["rank"] for f in found if f.role == "root_cause" for c in f.named}
+    assert named == (set() if streams == 1 else {1})
+    roots = {f.hang_type for f in found if f.role == "root_cause"}
+    assert roots == {"p2p_order_inversion" if streams == 1 else "collective_missing_enter"}
