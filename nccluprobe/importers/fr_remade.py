@@ -8,6 +8,7 @@ the numbers of communicators go on, and those of groups begin anew, or go on, to
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ def forget_remade(dump: Dump) -> None:
     former = {g for g, (i, name) in enumerate(seen) if i < first or -1 < name < names}
     if not former and not first and not names:
         return
+    rows = np.isin(dump.group, list(former))
+    if not _came_before(dump, rows):
+        return
     dump.restarted = True
     first = max([first, *(seen[g][0] + 1 for g in former)])
     ids = sorted(n for i in dump.status if (n := number(i)) >= 0)
@@ -34,10 +38,19 @@ def forget_remade(dump: Dump) -> None:
         first = max(first, ids[-len(kept)])
     dump.groups = kept
     dump.status = {i: s for i, s in dump.status.items() if number(i) >= first}
-    rows = np.isin(dump.group, list(former))
     if rows.any():
         dump.former_until = int(dump.created[rows].max())
         dump.keep(~rows)
+
+
+def _came_before(dump: Dump, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    """Whether all these calls came before all others: what is of before a restart did.
+
+    Where they did not, groups were taken down and others made while the job went on.
+    """
+    if not rows.any() or rows.all():
+        return True
+    return int(dump.record[rows].max()) < int(dump.record[~rows].min())
 
 
 def number(text: str) -> int:

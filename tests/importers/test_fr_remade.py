@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from importers.fr_real import after_restart, write
 from importers.frgen import Job
 from importers.reading import Result
-from nccluprobe.importers.fr_dump import Dump, Group
+from nccluprobe.importers.fr_dump import _COLUMNS, Dump, Group
 from nccluprobe.importers.fr_remade import forget_remade
-
-#: Ids of the communicators of a process, by group.
-_IDS = {"0": 0, "3": 1, "8": 4}
 
 
 def dump(status: list[int], names: dict[str, str], seen: list[tuple[int, str]]) -> Dump:
@@ -72,6 +70,20 @@ def test_what_is_left(
     kept: tuple[list[str], list[int]],
 ) -> None:
     assert left(dump(status, names, seen)) == (set(kept[0]), set(map(str, kept[1])))
+
+
+@pytest.mark.parametrize(("calls", "kept"), [([0, 1, 0, 1], [0, 1, 2, 3]), ([0, 0, 1, 1], [2, 3])])
+def test_calls_of_before_a_restart_came_before_all_others(
+    calls: list[int], kept: list[int]
+) -> None:
+    """A group that is taken down and made again, while the default group goes on."""
+    found = dump([0, 1, 2, 3], {"0": "default_pg", "3": "tp"}, [(0, "0"), (3, "3")])
+    for name in _COLUMNS:
+        setattr(found, name, np.arange(4, dtype=np.int64))
+    found.group = np.array(calls, np.int32)
+    assert left(found) == ({"0", "3"}, set(map(str, kept)))
+    assert found.restarted == (len(kept) == 2)
+    assert len(found) == len(kept)
 
 
 def stalled(culprit: int) -> dict[int, dict[str, Any]]:
