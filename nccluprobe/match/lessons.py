@@ -82,18 +82,20 @@ def wait_for_sender(
 def _has_more_to_pass(side: Side, unit: Unit, size: Callable[[m.Int64], m.Int64]) -> bool:
     """Whether a sender has received more since its last collective than it has passed on.
 
-    Before, all that it sent it had received just before: it is a stage of a pipeline.
+    Before, it has sent on each message, to whomever, before it took the next one, some of them
+    to who waits: it is a stage of a pipeline.
     """
     rows, last = side.recent(), side.endpoint.last_idx
     if last is None or side.endpoint.process.lost:
         return False
-    sent_to = (rows[:, SEND] == 0) | (rows[:, PEER] == unit.endpoint.comm_rank)
-    rows = rows[sent_to & (rows[:, GROUP] == 0)]
-    passed, now, sizes = rows[:, SEND] > 0, rows[:, IDX] > last, size(rows[:, SIG])
-    sends = np.flatnonzero(passed & ~now)
-    if len(sends) < _PASSED or sends[0] == 0:
+    sends, single, now = rows[:, SEND] > 0, rows[:, GROUP] == 0, rows[:, IDX] > last
+    before = rows[single & ~now]
+    got, passed = before[::2], before[1::2]
+    if len(got) != len(passed) or (got[:, SEND] > 0).any() or (passed[:, SEND] == 0).any():
         return False
-    if bool((passed[sends - 1] | (sizes[sends - 1] != sizes[sends])).any()):
+    if (size(got[:, SIG]) != size(passed[:, SIG])).any():
         return False
-    alike = now & (sizes == size(np.array([unit.ops[0].op.sig], np.int64)))
-    return int((alike & ~passed).sum()) > int((alike & passed).sum())
+    if (passed[:, PEER] == unit.endpoint.comm_rank).sum() < _PASSED:
+        return False
+    alike = now & (size(rows[:, SIG]) == size(np.array([unit.ops[0].op.sig], np.int64)))
+    return bool((alike & single & ~sends).sum() > (alike & sends).sum())
