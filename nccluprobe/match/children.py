@@ -111,21 +111,17 @@ class Children:
         """Ordinal of the newest child that this member of the parent came to."""
         return self._newest.get((e.info.source, e.info.id))
 
-    def others_inside(self, comm: Communicator, who: Process, t: int) -> list[tuple[Process, int]]:
+    def others_inside(self, comm: Communicator, e: Endpoint, t: int) -> list[tuple[Process, int]]:
         """When all others came to the child to which this member came next after ``t``, unix ns.
 
         They waited for it in that call.  Nothing if that is not known of one of them.
         """
-        members = list(comm.endpoints.values())
-        mine = next((e for e in members if e.process is who), None)
-        if mine is None or comm.ambiguous or len(members) != comm.key.nranks:
-            return []
-        child, due = self.newest(mine) or 0, None
-        while (call := self.made(mine, child)) is not None and call.t >= t:
+        child, due = self.newest(e) or 0, None
+        while (call := self.made(e, child)) is not None and call.t >= t:
             child, due = child - 1, child
-        if due is None:
+        if due is None or comm.ambiguous or len(comm.endpoints) != comm.key.nranks:
             return []
-        others = [(e.process, self.made(e, due)) for e in members if e is not mine]
+        others = [(x.process, self.made(x, due)) for x in comm.endpoints.values() if x is not e]
         waits = [(p, c.t) for p, c in others if c is not None and not c.nonblocking]
         return waits if len(waits) == len(others) else []
 

@@ -8,7 +8,7 @@ because it waited itself for a late one is not late.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from nccluprobe.match.finding import Finding, seconds
 from nccluprobe.match.lessons import waited_for_root
 from nccluprobe.match.names import capital, in_job, named
 from nccluprobe.match.options import SECOND, Options
+from nccluprobe.match.p2p_pair import At
 from nccluprobe.match.phases import of_process
 from nccluprobe.match.process import Process
+from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.status import coverage_of, ended_abruptly, rank_status
 from nccluprobe.plural import verb
 
@@ -54,7 +56,7 @@ class Episode:
     closed: bool = False
 
 
-class _Late(NamedTuple):
+class Late(NamedTuple):
     """A rank that came late to a slot."""
 
     wait: LateSlot
@@ -86,15 +88,15 @@ class Delays:
         waits: list[LateSlot],
         missed: dict[Hashable, list[int]],
         options: Options,
-        hindered: Callable[[Process, tuple[int, int]], bool],
+        hindered: Callable[[Late], bool],
     ) -> None:
         """Judge long waits, oldest first.
 
         ``missed``: process -> times at which its absence was reported: a wait
-        that was an absence finding is not a delay finding as well.  ``hindered``: whether
-        a silence of a process was no wait for work.
+        that was an absence finding is not a delay finding as well.  ``hindered``: the function of
+        that name.
         """
-        all_late: list[_Late] = []
+        all_late: list[Late] = []
         for wait in sorted(waits, key=lambda w: (w.first, w.comm.key, w.slot)):
             found = late_ranks(wait, options.late_after)
             if found is None:
@@ -107,12 +109,11 @@ class Delays:
         came.sort(key=lambda x: x[0])
         for one in all_late:
             if not one.told:
-                away = hindered(one.endpoint.process, one.silence)
-                self._note(one, away, self._just_before(one, came))
+                self._note(one, hindered(one), self._just_before(one, came))
         self.came = came[-_KEPT:]
 
     @staticmethod
-    def _just_before(late: _Late, known: list[tuple[int, Process]]) -> Process | None:
+    def _just_before(late: Late, known: list[tuple[int, Process]]) -> Process | None:
         """Who else came late, and just before it: what it set free may have held this one."""
         mine = late.endpoint.process
         first = bisect_left(known, late.came - SECOND, key=lambda x: x[0])
@@ -131,7 +132,7 @@ class Delays:
         in_time: list[int],
         missed: dict[Hashable, list[int]],
         options: Options,
-    ) -> _Late | None:
+    ) -> Late | None:
         comm = wait.comm
         e = comm.endpoints.get(rank)
         last = max(in_time, key=lambda r: wait.times[r])
@@ -152,9 +153,9 @@ class Delays:
         if waited_itself(e, silence, options.late_after):
             return None
         told = any(silence[0] <= at <= silence[1] for at in missed.get(e.process.who, ()))
-        return _Late(wait, e, in_time, spread, bound, told, silence)
+        return Late(wait, e, in_time, spread, bound, told, silence)
 
-    def _note(self, late: _Late, hindered: bool, behind: Process | None) -> None:
+    def _note(self, late: Late, hindered: bool, behind: Process | None) -> None:
         wait, spread = late.wait, late.spread
         rank = late.endpoint.comm_rank
         assert rank is not None
@@ -221,22 +222,27 @@ def clock_bound(a: Process, b: Process) -> int | None:
 
 
 def hindered(
-    p: Process,
-    silence: tuple[int, int],
-    comms: Iterable[Communicator],
+    late: Late,
+    table: SignatureTable,
+    of_source: Mapping[int, Sequence[Endpoint]],
+    home: Mapping[At, Communicator],
     children: Children,
     least: int,
 ) -> bool:
-    """Whether its silence was no wait for work.
+    """Whether, where a slot was a long wait for its root, a silence was no wait for work.
 
-    It was held up that long (``least``, ns), or all other members of a communicator
+    Who came late was held up that long (``least``, ns), or all other members of a communicator
     waited that long for it to come to a split: nobody is kept there for want of data.
+    ``of_source``: endpoints by source; ``home``: source and communicator's id -> communicator.
     """
-    start, end = silence
+    if not waited_for_root(table[late.wait.sig], late.wait.times, least):
+        return False
+    p, (start, end) = late.endpoint.process, late.silence
     if p.held_up.longest(start, end) > least:
         return True
-    for comm in comms:
-        waits = children.others_inside(comm, p, end)
+    for e in of_source.get(p.source, ()):
+        comm = home.get((e.info.source, e.info.id))
+        waits = [] if comm is None else children.others_inside(comm, e, end)
         bounds = [clock_bound(p, other) for other, _ in waits]
         if waits and None not in bounds:
             came = max(t + (bound or 0) for (_, t), bound in zip(waits, bounds, strict=True))

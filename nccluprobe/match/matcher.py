@@ -275,8 +275,8 @@ class Matcher(State):
             and not idle.delay_is_idle(w, self.table[w.sig], self.options)
         ]
         self._late = [w for w in self._late if self._now is not None and w.last > safe]
-        known = (self.comms.values(), self.children, self.options.late_after)
-        self.delays.judge(due, self._missed, self.options, lambda p, s: hindered(p, s, *known))
+        known = (self.table, self.of_source, self._home, self.children, self.options.late_after)
+        self.delays.judge(due, self._missed, self.options, lambda x: hindered(x, *known))
         return self.delays.findings(contexts)
 
     def _watch(self, comm: Communicator, ctx: Context) -> None:
