@@ -43,9 +43,11 @@ class Heads:
     strays: set[int] = field(default_factory=set)
     _at: dict[Stream, list[Stall]] = field(default_factory=dict)
     _inside: dict[int, list[Stall]] = field(default_factory=dict)
+    _of: dict[Actor, list[Stall]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for s in self.stalls:
+            self._of.setdefault(s.endpoint.actor, []).append(s)
             for stream in s.node.streams:
                 self._at.setdefault(stream, []).append(s)
             if s.node.inside:
@@ -65,8 +67,7 @@ class Heads:
         calls = {o.op.idx for o in unit.ops}
         mine = {
             id(s.node)
-            for streams in self._at.values()
-            for s in streams
+            for s in self._of.get(unit.endpoint.actor, ())
             if s.endpoint is unit.endpoint and any(p.idx in calls for p in s.parts)
         }
         if not mine:
@@ -98,12 +99,32 @@ class Heads:
         """Whether the two have made a communicator together since a unit, without its half.
 
         All hosts meet there, so that what the one called before and the other has not
-        called after it is most likely left out.  Not if who waits may have gone away.
+        called after it is most likely left out, if the other is held in a circle with the
+        one: else its half may still come.  Not if who waits may have gone away.
         """
         if host_of(unit.endpoint) is Host.AWAY:
             return False
         mine, theirs = (self._made_at.get(e.actor, {}) for e in (unit.endpoint, peer))
-        return any(t > unit.t and key in theirs for key, t in mine.items())
+        met = any(t > unit.t and key in theirs for key, t in mine.items())
+        return met and self._hangs_on(peer.actor, unit.endpoint.actor)
+
+    def _hangs_on(self, who: Actor, other: Actor) -> bool:
+        """Whether one is held inside a call for want of the other, or of who waits for that."""
+        edge = [s.lack for s in self._of.get(who, ()) if s.node.inside]
+        seen, asked = {id(x) for x in edge}, {who}
+        while edge:
+            lack = edge.pop()
+            needed = {e.actor for e in (*lack.missing, *lack.held)}
+            needed |= {p.endpoint.actor for n in lack.behind for p in n.parts}
+            if other in needed:
+                return True
+            for actor in needed - asked:
+                asked.add(actor)
+                for s in self._of.get(actor, ()):
+                    if id(s.lack) not in seen:
+                        seen.add(id(s.lack))
+                        edge.append(s.lack)
+        return False
 
     @cached_property
     def _made_at(self) -> dict[Actor, dict[CommKey, int]]:

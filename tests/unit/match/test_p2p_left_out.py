@@ -312,6 +312,21 @@ def test_twin_they_met_before_or_who_waits_may_be_away(twin: dict[str, object]) 
     assert "partner_gone_past" not in [reason for reason, _ in found]
 
 
+def test_who_is_held_for_want_of_another_may_receive_after_the_meeting() -> None:
+    """Rank 0 sends on another stream, and all split; rank 1 receives after the call on the child,
+    to which rank 2 does not come."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 3)
+    comms[0].proc.call(comms[0], SEND, t, peer=1, count=BIG, stream=1)
+    how = {"t": t + 2.0, "learnt": "split"}
+    child = [c.proc.comm("00000000000000bb", r, 3, parent=c.id, **how) for r, c in enumerate(comms)]
+    for c in child[:2]:
+        c.proc.enter(c, AR, t + 3.0, stream=2)
+    cover(job.procs, t + 400)
+    assert roots(analyze_job(job)) == [("rank_alive_but_not_entered", [2])]
+
+
 def test_who_waits_elsewhere_before_a_call_has_not_left_it_out() -> None:
     """Rank 0 waits for a send of rank 1 on one communicator; on another one, rank 1 has made a
     collective and goes on to sends there: rank 0 has not come to any of that."""
