@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Who a source speaks of; may come again when more is known.  ``untimed``: see there."""
+    """Who a source speaks of; may come again when more is known."""
 
     source: int
     key: ProcessKey
@@ -83,7 +83,7 @@ class ProcessInfo:
     exits: bool = True
     nccl_versions: tuple[str, ...] = ()
     cannot_see: tuple[str, ...] = ()
-    untimed: str = ""
+    untimed: str = ""  #: Which of its times are assumed, if any: see match.untimed.
     job: str | None = None
     #: Process id in its own pid namespace.
     ns_pid: int | None = None

@@ -15,6 +15,7 @@ from nccluprobe.plural import counted
 from nccluprobe.report.evidence import Evidence, Wanted
 from nccluprobe.report.explain import RANKS, Who, about, call_line, cut, slot_rows
 from nccluprobe.report.text import single, wrap
+from nccluprobe.report.words import escape
 
 #: So many communicators are shown, those of the finding first.
 MOST = 4
@@ -36,7 +37,7 @@ class Part:
 
     def title(self, letter: str) -> str:
         """For people."""
-        name = f" ({self.name})" if self.name else ""
+        name = f" ({escape(self.name)})" if self.name else ""
         call = "" if self.seq is None else f", the call in question is #{self.seq}"
         return f"{letter}: communicator {self.comm_hash}{name}{call}"
 
