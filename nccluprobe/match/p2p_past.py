@@ -241,10 +241,12 @@ def note_crossed(known: Iterable[Wait], waits: Iterable[Wait]) -> None:
         if f is not None and not f.culprits and f.details.get("reason") == "partner_gone_past":
             of.setdefault(id(w.entered[0]), []).append(w)
     for call in known if of else ():
-        for e in call.absent if call.seq is not None and call.cause is None else ():
+        if call.seq is None or call.cause is not None:
+            continue
+        made = {id(x) for x in call.entered}
+        for e in call.absent:
             if call.at != (e.entered,):
                 continue
-            made = {id(x) for x in call.entered}
             crossing = (w for w in of.get(id(e), ()) if made & {id(x) for x in w.absent})
             call.cause = next((w.cause for w in crossing), call.cause)
 
@@ -265,7 +267,7 @@ def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -
 
     It passed count 0 there; or the others, who run the same code with other peers, make
     their sends and receives of this step only after that call, and none before: they have,
-    or they all stand in that call, several of them.
+    or they all stand in that call, several of them, and it made none before in any step.
     """
     if zero_before(comm, own, own.entered):
         return True
@@ -287,5 +289,13 @@ def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -
         made = made[made > idx[order]]
         after |= bool((made < idx.get(order + 1, made.max(initial=0) + 1)).any())
     # One of the others is its peer.
-    stand = others == comm.key.nranks - 1 > _SEVERAL
+    stand = others == comm.key.nranks - 1 > _SEVERAL and not _makes_some(own, sides)
     return (after or stand) and not before
+
+
+def _makes_some(e: Endpoint, sides: Mapping[At, Side]) -> bool:
+    """Whether an endpoint made sends or receives before its last collective."""
+    side = sides.get((e.info.source, e.info.id))
+    if side is None or e.last_idx is None:
+        return False
+    return bool((side.recent()[:, P2P_IDX] < e.last_idx).any())

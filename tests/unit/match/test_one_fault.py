@@ -67,6 +67,19 @@ def test_who_stands_in_a_receive_where_all_others_made_a_call_has_left_it_out(
     assert blamed(analyze_job(job)) == {named}
 
 
+def test_who_receives_before_that_call_in_each_step_has_not_left_it_out() -> None:
+    """Of all only rank 4 sends to rank 5, before a call of all; in the last step it does not."""
+    job = Job()
+    comms = job.world(6)
+    for step in range(4):
+        if step < 3:
+            post(comms[4], SEND, 5, 1.0 + step)
+        post(comms[5], RECV, 4, 1.0 + step)
+        steps(comms if step < 3 else comms[:5], 1, start=1.5 + step, stream=0)
+    cover(job.procs, 400)
+    assert blamed(analyze_job(job)) == {4}
+
+
 @pytest.mark.parametrize("grouped", [True, False])
 def test_who_lacks_all_calls_of_a_group_has_left_out_none_of_them(grouped: bool) -> None:
     """Rank 1 stands in a receive; rank 0 has made its send behind calls that rank 1 lacks."""
