@@ -74,8 +74,11 @@ def test_what_waits_since_before_is_a_consequence_all_the_same() -> None:
     }
 
 
-def test_who_waits_anew_is_held_by_that() -> None:
-    """Rank 3 broke the first; then rank 0 waits for rank 2, which waits for rank 1 elsewhere."""
+def remade() -> tuple[Job, list[Comm], list[Comm], float]:
+    """Rank 3 broke the communicator of all; the others made one of three and one of two.
+
+    The last: when their first calls there are over.
+    """
     job = Job()
     comms = job.world(4, comm_hash=FIRST)
     t = steps(comms, 20)
@@ -84,6 +87,12 @@ def test_who_waits_anew_is_held_by_that() -> None:
     three = [comms[r].proc.comm(SECOND, r, 3, t=t + 402) for r in range(3)]
     two = [comms[r].proc.comm(THIRD, r - 1, 2, t=t + 402) for r in (1, 2)]
     t = steps([*three, *two], 10, start=t + 406)
+    return job, three, two, t
+
+
+def test_who_waits_anew_is_held_by_that() -> None:
+    """Rank 3 broke the first; then rank 0 waits for rank 2, which waits for rank 1 elsewhere."""
+    job, three, two, t = remade()
     steps([three[0]], 1, start=t)
     steps([two[1]], 1, start=t + 0.1)
     for p in job.procs:
@@ -97,14 +106,7 @@ def test_who_waits_anew_is_held_by_that() -> None:
 
 def test_calls_of_an_aborted_communicator_are_no_longer_in_the_streams() -> None:
     """After it two ranks call on two communicators in opposite orders, on that stream."""
-    job = Job()
-    comms = job.world(4, comm_hash=FIRST)
-    t = steps(comms, 20)
-    steps(comms[:3], 1, start=t)
-    given_up(job, comms, t, [0, 1, 2])
-    three = [comms[r].proc.comm(SECOND, r, 3, t=t + 402) for r in range(3)]
-    two = [comms[r].proc.comm(THIRD, r - 1, 2, t=t + 402) for r in (1, 2)]
-    t = steps([*three, *two], 10, start=t + 406)
+    job, three, two, t = remade()
     steps([three[0], three[1]], 1, start=t)
     steps([two[1]], 1, start=t + 0.1)
     for p in job.procs:
