@@ -164,11 +164,9 @@ class P2P:
             current += self.faults.disputes(comm, ctx, sorted(set(channels)), final)
         self.faults.note_decided(comms, context)
         self.stalls = stalls = self.run_devices(comms, context, known, disputed, orders)
-        current += [
-            *stalls.findings,
-            *halves_behind(stalls, context, self.sides, self.pairs.wires.size),
-        ]
         heads = Heads(stalls.stalls, self.sides, comms.values())
+        behind = halves_behind(stalls, context, heads, self.pairs.wires.size)
+        current += [*stalls.findings, *behind]
         judges: list[Judge] = []
         self.unreceived = []
         for key, channels in sorted(by_comm.items()):
@@ -191,7 +189,7 @@ class P2P:
             waits += judge.waits
             current += judge.findings
             current += [w.finding for w in judge.waits if w.finding is not None]
-        note_skipped(known, waits, self.sides)
+        note_skipped(known, waits, heads)
         note_crossed(known, waits)
         self.findings = [*current, *self.faults.findings]
         return waits + stalls.attach([*known, *waits], context)

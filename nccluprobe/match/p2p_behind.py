@@ -7,7 +7,7 @@ collective to which the waiting rank comes, or came, only after its own half, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_fill import epoch_of
-from nccluprobe.match.p2p_pair import At
-from nccluprobe.match.p2p_past import left_out_call, stream_of
+from nccluprobe.match.p2p_past import Heads, stream_of
 from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Op, Side
 from nccluprobe.match.p2p_shape import left_one_out
 from nccluprobe.match.stalls import Stalls
@@ -34,7 +33,7 @@ from nccluprobe.match.tail import ORD as CALL_ORD
 def halves_behind(
     stalls: Stalls,
     context: Callable[[Communicator], Context],
-    sides: Mapping[At, Side],
+    heads: Heads,
     size: Callable[[m.Int64], m.Int64],
 ) -> list[Finding]:
     """Findings of such halves; they become the causes of what stands still because of them.
@@ -46,7 +45,7 @@ def halves_behind(
         if id(s.node) in stalls.causes or s.lack.missing or s.lack.gone or s.lack.fault:
             continue
         for part in s.parts:
-            f = None if part.message is None else _judge(s, part, context(part.comm), sides, size)
+            f = None if part.message is None else _judge(s, part, context(part.comm), heads, size)
             if f is not None:
                 stalls.causes[id(s.node)] = f
                 found.append(f)
@@ -58,10 +57,10 @@ def _judge(
     s: Stall,
     part: Part,
     ctx: Context,
-    sides: Mapping[At, Side],
+    heads: Heads,
     size: Callable[[m.Int64], m.Int64],
 ) -> Finding | None:
-    own, comm = s.endpoint, part.comm
+    own, comm, sides = s.endpoint, part.comm, heads.sides
     e, mine = comm.endpoints.get(part.peer), sides.get(s.side_key)
     theirs = None if e is None else sides.get((e.info.source, e.info.id))
     if e is None or theirs is None or mine is None or not _both_watched(own, e, comm):
@@ -80,7 +79,7 @@ def _judge(
     stream = stream_of(own, mine)
     if stream is None or s.node.streams != {(own.process.who, stream)}:
         return None  # its next call may not stand behind it
-    if slot == own.entered and (_may_come_before(own) or left_out_call(comm, own, sides)):
+    if slot == own.entered and (_may_come_before(own) or heads.left_out(comm, own)):
         return None
     op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
     if op is None or not _may_be_next(mine, op, theirs, half, size):

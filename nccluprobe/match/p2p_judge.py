@@ -19,7 +19,7 @@ from nccluprobe.match.p2p_habit import odd_one
 from nccluprobe.match.p2p_loss import awaits_end, guessed, halves, may_have
 from nccluprobe.match.p2p_orders import inversion
 from nccluprobe.match.p2p_pair import At, Channel, Pairs
-from nccluprobe.match.p2p_past import Heads, left_out_call
+from nccluprobe.match.p2p_past import Heads
 from nccluprobe.match.p2p_queue import Side
 from nccluprobe.match.p2p_shape import SKIPPED, shape_says
 from nccluprobe.match.p2p_steps import Steps
@@ -274,7 +274,7 @@ class Judge:
             return False
         if own.queued or (own.last_idx is not None and own.last_idx > unit.idx):
             return False
-        if e.entered <= own.entered or left_out_call(self.comm, own, self.sides):
+        if e.entered <= own.entered or self.heads.left_out(self.comm, own):
             return False
         if e.sig_at(e.entered - 1) == m.SIG_LOST:
             return False  # that it went on is only supposed

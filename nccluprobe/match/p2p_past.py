@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,17 @@ from nccluprobe.match.tail import IDX, ORD
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import zero_before
 
+
+class _Others(NamedTuple):
+    """What those make who have come to a call: sends and receives around it."""
+
+    #: Whether any does so between the call before it and this one; and before the next one.
+    before: bool
+    after: bool
+    #: How many have come, of whose calls between the two none was lost.
+    n: int
+
+
 #: So many others show where in the program a step stands.
 _SEVERAL = 3
 
@@ -44,6 +56,10 @@ class Heads:
     _at: dict[Stream, list[Stall]] = field(default_factory=dict)
     _inside: dict[int, list[Stall]] = field(default_factory=dict)
     _of: dict[Actor, list[Stall]] = field(default_factory=dict)
+    _lacking: dict[int, tuple[dict[Actor, list[Endpoint]], list[Endpoint]]] = field(
+        default_factory=dict
+    )
+    _others: dict[tuple[CommKey, int], _Others] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for s in self.stalls:
@@ -145,19 +161,28 @@ class Heads:
         any rank has to come that lacks several calls: it has not left out all of them.
         """
         found: list[tuple[Stall, bool]] = []
-        for e in s.lack.missing:
-            if e.actor != own.actor:
-                comes = whole and self._lacks_several(s, e)
-            else:
-                comes = not any(self._left_out(p, e) for p in s.parts)
-            if comes:
-                found += [(x, True) for x in self._before_next(e)]
+        missing, several = self._missing_of(s)
+        come = [e for e in several if whole and e.actor != own.actor]
+        come += [e for e in missing.get(own.actor, ()) if not self._leave_out(s, e)]
+        for e in come:
+            found += [(x, True) for x in self._before_next(e)]
         for e in s.lack.held:
             found += [(x, False) for x in self._inside.get(id(e), [])]
         for node in s.lack.behind:
             for stream in node.streams:
                 found += [(x, False) for x in self._at.get(stream, [])]
         return found
+
+    def _missing_of(self, s: Stall) -> tuple[dict[Actor, list[Endpoint]], list[Endpoint]]:
+        """Who has not made what stands at the head of a stream; and who lacks more than that."""
+        known = self._lacking.get(id(s))
+        if known is None:
+            by_actor: dict[Actor, list[Endpoint]] = {}
+            for e in s.lack.missing:
+                by_actor.setdefault(e.actor, []).append(e)
+            several = [e for e in s.lack.missing if self._lacks_several(s, e)]
+            known = self._lacking[id(s)] = (by_actor, several)
+        return known
 
     def _lacks_several(self, s: Stall, e: Endpoint) -> bool:
         """Whether a rank has not come to a collective, nor to a send or receive after it.
@@ -182,15 +207,38 @@ class Heads:
                 return True
         return False
 
-    def _left_out(self, p: Part, e: Endpoint) -> bool:
-        """Whether an endpoint has gone past its part of a call."""
-        if p.message is not None:
-            return False
+    def _leave_out(self, s: Stall, e: Endpoint) -> bool:
+        """Whether an endpoint has gone past its part of a collective at the head of a stream."""
+        return any(self._has_passed(p, e) for p in s.parts if p.message is None)
+
+    def _has_passed(self, p: Part, e: Endpoint) -> bool:
         if zero_before(p.comm, e, p.slot) is not None:
             return True
-        if p.slot != e.entered or not self._is_after(e):
+        return p.slot == e.entered and self._is_after(e) and self.left_out(p.comm, e)
+
+    def left_out(self, comm: Communicator, own: Endpoint) -> bool:
+        """Whether a rank in a send or receive has left out the call before, not its peer its half.
+
+        It passed count 0 there; or the others, who run the same code with other peers, make
+        their sends and receives of this step only after that call, and none before: they have,
+        or they all stand in that call, several of them, and it made none before in any step.
+        """
+        if zero_before(comm, own, own.entered):
+            return True
+        at = (comm.key, own.entered)
+        if at not in self._others:
+            self._others[at] = _others_at(comm, own.entered, self.sides)
+        others = self._others[at]
+        # One of the others is its peer.
+        stand = others.n == comm.key.nranks - 1 > _SEVERAL and not self._makes_some(own)
+        return (others.after or stand) and not others.before
+
+    def _makes_some(self, e: Endpoint) -> bool:
+        """Whether an endpoint made sends or receives before its last collective."""
+        side = self.sides.get((e.info.source, e.info.id))
+        if side is None or e.last_idx is None:
             return False
-        return left_out_call(p.comm, e, self.sides)
+        return bool((side.recent()[:, P2P_IDX] < e.last_idx).any())
 
     def _is_after(self, e: Endpoint) -> bool:
         """Whether an endpoint has made a send or receive since its last collective there."""
@@ -213,7 +261,7 @@ def stream_of(e: Endpoint, side: Side | None) -> int | None:
     return max(used.pop(), 0) if len(used) == 1 else None
 
 
-def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At, Side]) -> None:
+def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], heads: Heads) -> None:
     """Tell of collectives who has left them out, and sits in a send or receive after them."""
     sits = {(w.comm.key, e.actor): w for w in waits for e in w.entered}
     for call in known:
@@ -223,9 +271,9 @@ def note_skipped(known: Iterable[Wait], waits: Iterable[Wait], sides: Mapping[At
             last = -1 if e.last_idx is None else e.last_idx
             if w is None or call.at != (e.entered,) or min(w.calls, default=-1) <= last:
                 continue
-            if left_out_call(call.comm, e, sides):
+            if heads.left_out(call.comm, e):
                 skipped.append(e)
-        if skipped and not _outvoted(call, sides):
+        if skipped and not _outvoted(call, heads.sides):
             call.skipped += skipped
 
 
@@ -262,25 +310,18 @@ def _outvoted(call: Wait, sides: Mapping[At, Side]) -> bool:
     return without > len(call.entered)
 
 
-def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -> bool:
-    """Whether a rank in a send or receive has left out the call before, not its peer its half.
-
-    It passed count 0 there; or the others, who run the same code with other peers, make
-    their sends and receives of this step only after that call, and none before: they have,
-    or they all stand in that call, several of them, and it made none before in any step.
-    """
-    if zero_before(comm, own, own.entered):
-        return True
+def _others_at(comm: Communicator, slot: int, sides: Mapping[At, Side]) -> _Others:
+    """What those make who have come to a slot of a communicator."""
     before = after = False
-    others = 0
+    came = 0
     for e in comm.members():
-        if e is own or e.entered <= own.entered:
+        if e.entered <= slot:
             continue
-        order = own.entered - (e.entered - e.next_ord)
+        order = slot - (e.entered - e.next_ord)
         idx = {n: i for n, i in e.tail.rows()[:, [ORD, IDX]].tolist() if abs(n - order) <= 1}
         if order not in idx or (order and order - 1 not in idx):
             continue
-        others += e.process.losses.between(e.info.id, idx.get(order - 1, -1), idx[order]) == 0
+        came += e.process.losses.between(e.info.id, idx.get(order - 1, -1), idx[order]) == 0
         if (side := sides.get((e.info.source, e.info.id))) is None:
             continue
         made = side.recent()[:, P2P_IDX]
@@ -288,14 +329,4 @@ def left_out_call(comm: Communicator, own: Endpoint, sides: Mapping[At, Side]) -
         before |= bool((made < idx[order]).any())
         made = made[made > idx[order]]
         after |= bool((made < idx.get(order + 1, made.max(initial=0) + 1)).any())
-    # One of the others is its peer.
-    stand = others == comm.key.nranks - 1 > _SEVERAL and not _makes_some(own, sides)
-    return (after or stand) and not before
-
-
-def _makes_some(e: Endpoint, sides: Mapping[At, Side]) -> bool:
-    """Whether an endpoint made sends or receives before its last collective."""
-    side = sides.get((e.info.source, e.info.id))
-    if side is None or e.last_idx is None:
-        return False
-    return bool((side.recent()[:, P2P_IDX] < e.last_idx).any())
+    return _Others(before, after, came)
