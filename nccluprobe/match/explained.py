@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from math import inf
 
 from nccluprobe.match.communicator import Communicator
 from nccluprobe.match.finding import Finding
@@ -33,12 +34,15 @@ def explained(
     """Process -> a finding of another kind that keeps it from coming."""
     found: dict[Hashable, str] = {}
     last: dict[Hashable, int] = {}
+    until: dict[Hashable, float] = {}
     first: dict[Hashable, int] = {}
     ended: set[Hashable] = set()
     own = {id(w.finding) for w in waits if w.finding is not None}
     for w in waits:
+        over = _over(w)
         for e in w.absent:
             p, at = e.process, max(e.last_t, e.info.t)
+            until[p.who] = max(until.get(p.who, over), over)
             last[p.who] = max(last.get(p.who, 0), e.last_t)
             first[p.who] = min(first.get(p.who, at), w.first, at)
             if p.ended and any(x.process.outlived(p) for x in w.entered):
@@ -66,7 +70,15 @@ def explained(
         else:
             for who in f.waiters:
                 since = first.get(who, 0)
+                if f.since > until.get(who, inf):
+                    continue  # nobody waited for it any more: a cause does not come afterwards
                 # Who aborted the communicator and went on before that is no longer held by it.
                 if who not in ended and given_up.get((f.comm_uid_hash, who), since) >= since:
                     found.setdefault(who, f.id)
     return found
+
+
+def _over(w: Wait) -> float:
+    """When all who waited had aborted the communicator; infinite while one has not."""
+    ends = [x.end.t if x.end is not None and not x.end.orderly else inf for x in w.entered]
+    return max(ends, default=inf)

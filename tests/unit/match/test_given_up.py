@@ -55,6 +55,28 @@ def test_a_fault_after_a_restart_is_a_cause_of_its_own(fault: str) -> None:
     }
 
 
+@pytest.mark.parametrize("by", [[0, 2, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("api", [False, True])
+def test_a_fault_before_a_restart_does_not_come_from_one_after_it(by: list[int], api: bool) -> None:
+    """Rank 1 does not come; on the communicator made anew rank 2 makes another call than all."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
+    given_up(job, comms, t, by)
+    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
+    t = steps(anew, 10, start=t + 406)
+    for r, c in enumerate(anew):
+        name = "ncclBroadcast" if api and r == 2 else "ncclAllReduce"
+        c.proc.call(c, name, t, count=8 if r == 2 else 16)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    assert told(job) == {
+        FIRST: ("collective_missing_enter", [1], ""),
+        SECOND: ("collective_mismatch", [2], ""),
+    }
+
+
 def test_what_waits_since_before_is_a_consequence_all_the_same() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2, gives that up and goes on elsewhere."""
     job = Job()
