@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from nccluprobe.capture import elf
 from nccluprobe.capture.preload_layout import Copy, Offsets
@@ -23,7 +24,7 @@ def describe(lib: int, copy: Copy, process: Process | None, folder: str) -> Libr
     """Version, build id and layout from the file, as the eBPF front reads them."""
     inside = [f"/proc/{process.pid}/root{copy.path}"] if process is not None else []
     for path in [*inside, copy.path]:
-        with contextlib.suppress(OSError, elf.ElfError), Path(path).open("rb") as file:
+        with contextlib.suppress(OSError, elf.ElfError), _open(path) as file:
             info = os.fstat(file.fileno())
             if (info.st_dev, info.st_ino) != (copy.dev, copy.ino):
                 continue
@@ -40,7 +41,7 @@ def describe(lib: int, copy: Copy, process: Process | None, folder: str) -> Libr
 def prepare(folder: Path, library: Path) -> bool:
     """Look at a file of NCCL before a process calls it; whether it is one."""
     try:
-        with library.open("rb") as file:
+        with _open(library) as file:
             image = elf.scan(file.fileno())
             if image is None:
                 return False
@@ -49,6 +50,11 @@ def prepare(folder: Path, library: Path) -> bool:
     except (OSError, elf.ElfError):
         return False
     return True
+
+
+def _open(path: str | Path) -> BinaryIO:
+    """A pipe with nobody at its other end is opened, too, for ``elf.scan`` to refuse it."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def offsets(layout: Layout | None) -> Offsets | None:

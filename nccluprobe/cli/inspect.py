@@ -138,15 +138,20 @@ def _matching(globs: list[str], known: set[int]) -> Iterator[int]:
 
 def read_saved(path: Path) -> list[dict[str, Any]]:
     """``inspect`` lines of a file, or of all files of a folder; the last one of a process."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    from nccluprobe.importers.common import read_whole
+
+    many = path.is_dir()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if many else [path]
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for file in files:
         try:
-            if file.stat().st_size > _MAX_FILE:
-                continue
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_whole(str(file), _MAX_FILE)[0].decode("utf-8", "replace")
         except OSError as err:
             raise NccluprobeError(f"{file}: {err.strerror}", ExitCode.NO_TRACE) from err
+        except ValueError as err:  # too large, or a pipe or device, which may never end
+            if many:
+                continue
+            raise NccluprobeError(f"{file}: {err}", ExitCode.NO_TRACE) from err
         for raw in text.splitlines():
             line = _parse(raw)
             if line is not None:

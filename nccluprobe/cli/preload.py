@@ -76,6 +76,8 @@ def preload(
 ) -> int:
     """Run CMD with its NCCL calls traced, without root; its exit status is passed on."""
     library = preload_env.library()
+    if directory is not None:
+        directory = directory.absolute()  # the library takes no other, as programs go elsewhere
     if print_env:
         folder = directory if directory is not None else preload_env.default_folder()
         for name, value in preload_env.variables(library, folder, ring_kb, os.environ).items():

@@ -67,7 +67,7 @@ def open_file(path: str) -> io.FileIO:
 
 
 def read_whole(path: str, most: int) -> tuple[bytes, int]:
-    """Contents of a file, and when it was written, unix ns; ValueError: it is too large."""
+    """Contents of a file, and when it was written, unix ns; ValueError: too large, or no file."""
     with open_file(path) as raw:
         data = bytearray()
         while len(data) <= most and (part := raw.read(min(most + 1 - len(data), _PART))):

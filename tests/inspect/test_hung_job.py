@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,10 @@ def test_nothing_to_look_at(cli: Cli, tmp_path: Path) -> None:
     assert cli("inspect", "--pid-glob", "no-such-program-*").returncode == 6
     assert cli("inspect", "--from", tmp_path).returncode == 12
     assert cli("inspect", "1").returncode in (0, 3)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", "/dev/zero"):
+        done = cli("inspect", "--from", endless)
+        assert done.returncode == 12 and "regular file" in done.stderr
 
 
 def test_doctor(stage: Stage, cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -334,6 +335,25 @@ def test_print_env(cli: Cli, tmp_path: Path, rings: Rings, program: Path) -> Non
     )  # fmt: skip
     trace = once(cli, rings, tmp_path / "out")
     assert numbers(trace) == list(range(10))
+
+
+def test_a_folder_is_taken_as_seen_from_here(
+    cli: Cli, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library takes whole paths only: a program may go elsewhere before its first call."""
+    monkeypatch.chdir(tmp_path)
+    done = cli("preload", "--dir", "rings", "--out", tmp_path / "out", "--", program, "10", "0")
+    assert done.returncode == 1, done.stderr  # the program's, at the end of its input
+    assert [list(range(10))] == [numbers(t) for t in read_traces(tmp_path / "out")]
+    assert f"NCCLUPROBE_PRELOAD_DIR={tmp_path}/rings" in cli(
+        "preload", "--print-env", "--dir", "rings"
+    ).stdout.replace("'", "")
+
+
+def test_a_pipe_is_no_copy_of_nccl(cli: Cli, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = cli("preload", "--out", tmp_path / "t", "--lib", tmp_path / "pipe", "--", "true")
+    assert done.returncode == ExitCode.NOT_NCCL and done.stderr.count("\n") == 1
 
 
 def test_what_fails_before_the_command_leaves_no_folder(cli: Cli, tmp_path: Path) -> None:
