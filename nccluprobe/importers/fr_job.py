@@ -13,6 +13,8 @@ from nccluprobe.importers.fr_remade import forget_remade
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 
+_DEFAULT = "default_pg"
+
 #: What stands for the file of a rank that left none.
 NO_FILE = "no dump"
 
@@ -104,8 +106,10 @@ def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[s
             sets = {}
             for m in members:
                 sets.setdefault(_stem(m), []).append(m)
-        for stem, some in sorted(sets.items()):
-            job = Job(f"{folder}/{stem}")
+        alike = [(stem, one) for stem, some in sorted(sets.items()) for one in _worlds(some)]
+        for i, (stem, some) in enumerate(alike):
+            again = any(stem == other for other, _ in alike[:i])
+            job = Job(f"{folder}/{stem}" + f"#{i}" * again)
             for m in some:
                 if m.rank in job.members:
                     problems.append(f"{m.name}: a second dump of rank {m.rank}, not read")
@@ -114,6 +118,28 @@ def jobs_of(files: Iterable[tuple[str, Dump | None]]) -> tuple[list[Job], list[s
             job.add_missing()
             jobs.append(job)
     return jobs, problems
+
+
+def _worlds(members: list[Member]) -> list[list[Member]]:
+    """Dumps by the ranks of the default group, the newest first: all ranks of a job are in it.
+
+    What a larger job left in the folder where a smaller one has written over the rest.  What does
+    not tell, as a broken file, is of the newest that has the rank.
+    """
+    worlds: dict[tuple[int, ...], list[Member]] = {}
+    rest: list[Member] = []
+    for m in members:
+        told = {g.ranks for g in m.dump.groups.values() if g.desc == _DEFAULT} if m.dump else set()
+        if len(told) == 1:
+            worlds.setdefault(told.pop(), []).append(m)
+        else:
+            rest.append(m)
+    if len(worlds) < 2:
+        return [members]
+    some = sorted(worlds.items(), key=lambda w: -max(m.dump.newest for m in w[1] if m.dump))
+    for m in rest:
+        next((w for ranks, w in some if m.rank in ranks), some[0][1]).append(m)
+    return [w for _, w in some]
 
 
 def _stem(m: Member) -> str:
