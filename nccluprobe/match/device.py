@@ -151,11 +151,11 @@ class Device:
         return bool(self._ask)
 
     def _end_of(self, node: Node) -> int | None:
-        """When an abort ended what stands at the heads of its streams."""
-        ends = [d for p in node.parts if (d := self._death.get(id(p.endpoint))) is not None]
-        if not node.at_head or any(p.endpoint.process.ended for p in node.parts):
-            return None
-        return min(ends, default=None)
+        """When aborts ended what stands at the heads of its streams; None: a part of it stands."""
+        ends = [self._death.get(id(p.endpoint)) for p in node.parts]
+        known = [t for t in ends if t is not None]
+        ended = any(p.endpoint.process.ended for p in node.parts)
+        return max(known) if node.at_head and not ended and len(known) == len(ends) else None
 
     def _head(self, node: Node, t: int) -> None:
         """It has come to the head of one of its streams."""

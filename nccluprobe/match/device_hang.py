@@ -174,6 +174,7 @@ def _judge(
     context: Callable[[Communicator], Context],
     device: Device | None,
 ) -> Finding | None:
+    findings = _of_now(findings, waits)
     causes = [f for f in findings if f.role == "root_cause"]
     if any(not _is_blame(f) for f in causes):
         return None  # it is explained
@@ -218,6 +219,12 @@ def _judge(
     for g in plain:
         g.role, g.downstream_of = "downstream", f.id
     return f
+
+
+def _of_now(findings: list[Finding], waits: Sequence[Wait]) -> list[Finding]:
+    """The findings without waits that all gave up and went on from: signs are of now."""
+    over = {id(w.finding) for w in waits if w.gone_on}
+    return [f for f in findings if id(f) not in over]
 
 
 def _busy(ends: Mapping[Hashable, list[Endpoint]], waits: Sequence[Wait]) -> set[Hashable]:

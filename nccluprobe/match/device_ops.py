@@ -181,10 +181,12 @@ def margin(e: Endpoint, others: Iterable[Endpoint]) -> int:
 def in_flight(dead: Endpoint, other: Endpoint) -> int:
     """How long before a crash an operation may have begun and not been over, ns.
 
-    0: its peer has gone on since.
+    0: its peer has gone on since, or it had aborted the communicator before.
     """
     end = dead.process.end
     if end is None or not ended_abruptly(dead.process) or other.process.last_activity > end.t:
+        return 0
+    if dead.end is not None and not dead.end.orderly and dead.end.t < end.t:
         return 0
     return SECOND
 

@@ -39,7 +39,7 @@ def explained(
     ended: set[Hashable] = set()
     own = {id(w.finding) for w in waits if w.finding is not None}
     for w in waits:
-        over = _over(w)
+        over = inf if w.until is None else w.until
         for e in w.absent:
             p, at = e.process, max(e.last_t, e.info.t)
             until[p.who] = max(until.get(p.who, over), over)
@@ -76,9 +76,3 @@ def explained(
                 if who not in ended and given_up.get((f.comm_uid_hash, who), since) >= since:
                     found.setdefault(who, f.id)
     return found
-
-
-def _over(w: Wait) -> float:
-    """When all who waited had aborted the communicator; infinite while one has not."""
-    ends = [x.end.t if x.end is not None and not x.end.orderly else inf for x in w.entered]
-    return max(ends, default=inf)

@@ -8,6 +8,7 @@ trace does not decide.  Cycles and stalls of the device become findings of their
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from nccluprobe.match.absence import Context, strongest
@@ -113,10 +114,12 @@ class _Roles:
         self.comms = comms
         self.excuses = excuses
         self.context = context
-        everything = {c for cs in graph.causes.values() for c in cs}
+        everything = {c for w in graph.waits if not w.gone_on for c in graph.causes[id(w)]}
         self.stalls = excuses.stalls(sorted(everything, key=repr))
         self._stall_of: dict[Hashable, Stall] = {a: s for s in self.stalls for a in s.candidates}
         self._of_cause: dict[Cause, Finding] = {}
+        #: "rank*" -> the findings that name it, one after the other
+        self._again: dict[Cause, list[Finding]] = {}
 
     def run(self) -> list[Finding]:
         """All roles; the findings that the graph adds."""
@@ -216,7 +219,7 @@ class _Roles:
         named = []
         for e in w.absent:
             cause = Cause("rank", e.actor)
-            if cause not in causes or cause in self._of_cause:
+            if cause not in causes or (cause in self._of_cause and not w.gone_on):
                 continue
             if reasons.get(e.comm_rank) in _UNSURE or e.guessed:
                 continue
@@ -237,9 +240,11 @@ class _Roles:
         if not wanted:
             return
         for e in named:
-            first = self._of_cause.setdefault(Cause("rank*", e.actor), f)
-            if first is f:
-                f.role = "root_cause"
+            cause = Cause("rank*", e.actor)
+            first = self._of_cause.setdefault(cause, f)
+            if first is f or self._over(first) <= min(w.first, max(e.last_t, e.info.t)):
+                f.role = "root_cause"  # it has come to other calls since that one was over
+                self._again.setdefault(cause, []).append(f)
         if f.role == "root_cause":
             f.culprits = tuple(who for who in f.culprits if who in wanted)
             chosen = any(self._chosen(w, e) for e in named) or is_beside_crash(w, named)
@@ -251,6 +256,16 @@ class _Roles:
         else:
             f.role = "downstream"
             f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+
+    def _named(self, cause: Cause, t: int) -> Finding | None:
+        """The finding that names a rank, by the newest of its faults at that time."""
+        found = [g for g in self._again.get(cause, ()) if g.since <= t]
+        return max(found, key=lambda g: g.since, default=self._of_cause.get(cause))
+
+    def _over(self, f: Finding) -> float:
+        """When all who waited had given up what a finding is about; infinite while one waits."""
+        ends = (w.until for w in self.graph.waits if w.finding is f)
+        return next((t for t in ends if t is not None), inf)
 
     def _has_nothing_open(self, e: Endpoint, reason: str | None) -> bool:
         """Whether completion is seen, and a rank that has not come waits for no device."""
@@ -343,7 +358,7 @@ class _Roles:
             if c.kind == "finding":
                 cited.append(str(c.key))
                 continue
-            g = self._of_cause.get(Cause("rank*", c.key)) or self._of_cause.get(c)
+            g = self._named(Cause("rank*", c.key), w.first) or self._of_cause.get(c)
             if g is not None and g is not f:
                 cited.append(g.id)
             if c.kind == "cycle" and g is None:

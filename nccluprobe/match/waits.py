@@ -92,6 +92,12 @@ class Wait:
         """Oldest first; the same in every run."""
         return (self.first, self.comm.key, self.at)
 
+    @property
+    def gone_on(self) -> bool:
+        """Whether all who entered had given it up, and some made other calls after that."""
+        t = self.until
+        return t is not None and any(e.process.last_call > t for e in self.entered)
+
 
 def seen_in(w: Wait) -> tuple[Endpoint, ...]:
     """Of who entered a collective, those of whom that is seen; all, where nobody's record is left.

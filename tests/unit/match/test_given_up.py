@@ -135,3 +135,19 @@ def test_calls_of_an_aborted_communicator_are_no_longer_in_the_streams() -> None
         p.cover(t - 1, t + 400)
     kinds = sorted(f.hang_type for f in analyze_job(job) if f.role == "root_cause")
     assert kinds == ["collective_missing_enter", "cross_comm_order_inversion"]
+
+
+def test_calls_of_the_second_before_an_abort_were_complete() -> None:
+    """A young job: rank 1 aborts, the others give up and end; it is killed long after that."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 10, step=0.05)
+    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
+    comms[1].proc.comm_end(comms[1], t + 0.001, "abort")
+    for r in (0, 2, 3):
+        comms[r].proc.comm_end(comms[r], t + 0.002, "abort")
+        comms[r].proc.cover(0.5, t + 0.05)
+        comms[r].proc.end(t + 0.05, code=21)
+    comms[1].proc.cover(0.5, t + 100)
+    comms[1].proc.end(t + 100, how="signaled", signal=15)
+    assert told(job) == {FIRST: ("comm_ended_under_waiters", [1], "")}
