@@ -36,6 +36,13 @@ def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[st
         for p in processes
         if p.end is None and p.boot_id == boot_id and 0 < p.newest < now - _STOPPED
     }
+    known = told | {p.who for p in processes if p.end is None}
+    detached = {p.who: p.end.t for p in processes if p.end is not None and p.who not in known}
+    if detached:
+        notes.append(
+            f"{counted(len(detached), 'process', 'was')} there when tracing ended, at "
+            f"{_clock(max(detached.values()))} UTC: what came after is not seen"
+        )
     fresh = {p.who for p in processes if p.newest >= now - _STOPPED}
     left = [p for who, p in stopped.items() if who not in told | fresh]
     if left:

@@ -30,7 +30,11 @@ def next_step(f: Finding) -> str | None:
         return _of_ranks(f, statuses) or _general_step(f)
     pid, host = where["pid"], escape(where.get("host"))
     ended = (where.get("host"), pid) in f.gone or any(
-        s.get("pid") == pid and (s.get("process_end") or s.get("heartbeat") == "absent")
+        s.get("pid") == pid
+        and (
+            s.get("process_end") not in (None, "detached")  # only tracing it has ended
+            or s.get("heartbeat") == "absent"
+        )
         for s in (*statuses, where)
     )
     if ended and reason in _OF_THE_LIVING:

@@ -286,3 +286,21 @@ def test_that_orders_were_compared_of_some_communicators_only(tmp_path: Path, n:
     _, text, _ = command("analyze", tmp_path)
     said = "4,096 pairs were compared, so a rank that uses two in another order" in text
     assert said == (n > 91)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_was_there_when_tracing_ended_has_not_ended(tmp_path: Path, again: bool) -> None:
+    """The tracer is stopped, in the second case on the other three only."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 42)
+    steps(comms[:3], 1, start=t)
+    cover(job.procs, t + 100)
+    for p in job.procs[again:]:
+        p.end(t + 100, "detached", code=None)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    assert "ended since" not in text
+    assert "look at the stack of pid" in text
+    n = 3 if again else 4
+    assert f"{n} processes were there when tracing ended, at" in text
