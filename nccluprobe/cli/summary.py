@@ -16,6 +16,7 @@ from nccluprobe.match.names import named, numbers
 from nccluprobe.match.pipeline import Analysis
 from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import is_silent, left_at
+from nccluprobe.match.untraced import untraced
 from nccluprobe.match.waits import Wait
 from nccluprobe.plural import counted, plural, verb
 from nccluprobe.report.text import Looked, Summary
@@ -178,19 +179,14 @@ def phase_notes(matcher: Matcher) -> list[str]:
 
 def untraced_notes(matcher: Matcher) -> list[str]:
     """Communicators of which some ranks have no trace: whether these came is not known."""
+    open_ = (c for c in matcher.comms.values() if not c.over)
+    known = [u for c in open_ if (u := untraced(c, matcher.now_of)) is not None]
     found: list[tuple[int, str]] = []
-    for comm in matcher.comms.values():
-        seen = {e.comm_rank for e in comm.endpoints.values()}
-        lacking = sorted(set(range(comm.key.nranks)) - seen)
-        if not lacking or None in seen or comm.over:
-            continue
-        ends = [(e, e.process.end, matcher.now_of(e.process.source)) for e in comm.members()]
-        quiet = [(now if end is None else min(now, end.t)) - e.last_t for e, end, now in ends]
-        still = min(quiet, default=0)
-        text = f"not traced: {numbers(lacking)} of communicator {comm.label}"
-        if still >= matcher.options.missing_after:
-            text += f"; no other one has made a call on it for {still / 1e9:.0f} s"
-        found.append((-comm.key.nranks, text))
+    for u in (*known, *matcher.untraced.values()):
+        text = f"not traced: {numbers(u.ranks)} of communicator {u.label}"
+        if u.quiet >= matcher.options.missing_after:
+            text += f"; no other one has made a call on it for {u.quiet / 1e9:.0f} s"
+        found.append((-u.nranks, text))
     found.sort()
     notes = [text for _, text in found[:_LISTED]]
     if len(found) > _LISTED:

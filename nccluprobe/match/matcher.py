@@ -44,6 +44,7 @@ from nccluprobe.match.status import is_silent
 from nccluprobe.match.stuck import judge_level
 from nccluprobe.match.suppose import SURE, Supposed, explains
 from nccluprobe.match.temper import temper
+from nccluprobe.match.untraced import note
 from nccluprobe.match.waits import Wait
 from nccluprobe.match.zeros import explain_zeros
 
@@ -138,11 +139,7 @@ class Matcher(State):
                 supposed.undo(added)
                 self.p2p.stalls = stalls
         current += self.standing.findings(
-            self.comms.values(),
-            self.processes.values(),
-            self._context_of_hash,
-            self.table,
-            current,
+            self.comms.values(), self.processes.values(), self._context_of_hash, self.table, current
         )
         explain_zeros(waits, self.table)
         exits.relabel(self, waits, contexts)
@@ -338,6 +335,7 @@ class Matcher(State):
                 continue
             if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
                 continue
+            note(self.untraced, comm, self.now_of, self.options.missing_after)
             self.forget(key)
 
     # -- clocks and labels -------------------------------------------------

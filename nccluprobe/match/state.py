@@ -21,6 +21,7 @@ from nccluprobe.match.process import Process
 from nccluprobe.match.signature import SignatureTable
 from nccluprobe.match.standing import Standing
 from nccluprobe.match.tracers import Tracers
+from nccluprobe.match.untraced import Untraced
 
 
 class State:
@@ -41,6 +42,8 @@ class State:
         self.calls = 0
         self.comms_seen = 0
         #: Calls whose communicator has no line.
+        #: Of communicators that are over, whose members had waited long before that.
+        self.untraced: dict[CommKey, Untraced] = {}
         self.orphans = 0
         self._home: dict[tuple[int, int], Communicator] = {}
         self.of_source: dict[int, list[Endpoint]] = {}

@@ -304,3 +304,20 @@ def test_who_was_there_when_tracing_ended_has_not_ended(tmp_path: Path, again: b
     assert "look at the stack of pid" in text
     n = 3 if again else 4
     assert f"{n} processes were there when tracing ended, at" in text
+
+
+@pytest.mark.parametrize("waited", [5, 130])
+def test_ranks_without_a_trace_are_told_when_the_others_had_waited(
+    tmp_path: Path, waited: int
+) -> None:
+    """Of four ranks two are traced: they make no call any more, and end."""
+    job = Job()
+    comms = job.world(2, nranks=4)
+    t = steps(comms, 20)
+    cover(job.procs, t + waited)
+    for p in job.procs:
+        p.end(t + waited, "signaled", signal=9)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    said = "not traced: ranks 2-3 of communicator" in text
+    assert said == (waited == 130)

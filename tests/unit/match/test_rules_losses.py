@@ -224,9 +224,9 @@ def test_who_may_wait_for_what_was_lost_is_no_cause_beyond_doubt(
     xs = job.world(2)
     ys = [x.proc.comm("00000000000000bb", r, 2) for r, x in enumerate(xs)]
     for c in (*xs, *ys):
-        c.proc.call(c, "ncclAllReduce", 1.0, stream=0)
+        c.proc.call(c, "ncclAllReduce", 1.0, stream=int(c in ys))
     xs[0].proc.call(xs[0], "ncclAllReduce", 2.0, stream=0)
-    ys[1].proc.enter(ys[1], "ncclAllReduce", 3.0, stream=0)
+    ys[1].proc.enter(ys[1], "ncclAllReduce", 3.0, stream=1)
     for p in job.procs:
         p.cover(0.5, 1.6)
         p.cover(2.6, 400.0, lost_kernel=int(lost and p.rank == 1))
