@@ -356,23 +356,6 @@ def test_errors_after_a_crash_name_who_crashed(rc: int) -> None:
     assert "signal 9" in f.details["summary"]
 
 
-@pytest.mark.parametrize("fault", ["error", "echo"])
-def test_whose_call_failed_because_of_another_did_not_stay_away(fault: str) -> None:
-    """Rank 1 waits in a call that rank 2 broke; that of rank 0 failed, and it gives up."""
-    job = Job()
-    comms = job.world(3)
-    t = steps(comms, 5)
-    steps([comms[1]], 2, start=t)
-    fail(comms[2], t + 0.1, 2)
-    fail(comms[0], t + 2, 2 if fault == "echo" else 6)
-    comms[0].proc.comm_end(comms[0], t + 2.1, "abort")
-    cover(job.procs, t + 400)
-    found = analyze_job(job)
-    assert blamed(found) == {2}
-    (f,) = [f for f in found if f.hang_type != "nccl_error_exit"]
-    assert f.role == "downstream"
-
-
 def test_a_crash_after_its_own_error_is_its_own() -> None:
     job = Job()
     comms = job.world(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.analysis import analyze_job, cover, steps
+from support.analysis import analyze_job, blamed, cover, steps
 from support.tracegen import Comm, Job
 
 FIRST, SECOND, THIRD = "00000000000000aa", "00000000000000bb", "00000000000000cc"
@@ -151,3 +151,20 @@ def test_calls_of_the_second_before_an_abort_were_complete() -> None:
     comms[1].proc.cover(0.5, t + 100)
     comms[1].proc.end(t + 100, how="signaled", signal=15)
     assert told(job) == {FIRST: ("comm_ended_under_waiters", [1], "")}
+
+
+@pytest.mark.parametrize("fault", ["error", "echo"])
+def test_whose_call_failed_because_of_another_did_not_stay_away(fault: str) -> None:
+    """Rank 1 waits in a call that rank 2 broke; that of rank 0 failed, and it gives up."""
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    steps([comms[1]], 2, start=t)
+    comms[2].proc.call(comms[2], "ncclAllReduce", t + 0.1, dur=0.01, rc=2)
+    comms[0].proc.call(comms[0], "ncclAllReduce", t + 2, dur=0.01, rc=2 if fault == "echo" else 6)
+    comms[0].proc.comm_end(comms[0], t + 2.1, "abort")
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    assert blamed(found) == {2}
+    (f,) = [f for f in found if f.hang_type != "nccl_error_exit"]
+    assert f.role == "downstream"
