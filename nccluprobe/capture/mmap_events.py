@@ -3,8 +3,8 @@
 A dummy perf event per processor, in plain Python: no BPF, no polling of /proc.
 It gives a record for every executable mapping (PERF_RECORD_MMAP2), exec, fork
 and exit on the machine, whichever process it is; discovery looks closer at
-those that matter.  When a ring overflowed, or a record makes no sense, the batch
-says ``lost`` and the caller looks at everything once.
+those that matter.  When a ring overflowed or may have, or a record makes no sense,
+the batch says ``lost`` and the caller looks at everything once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _FD_CLOEXEC = 8
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _HEAD, _TAIL = 1024, 1032  # in the first page of the ring
 _PAGES = 16
+#: No record is longer: a path of at most PATH_MAX, and less than 256 bytes beside it.
+_LONGEST = 4096 + 256
 
 _LOST, _COMM_RECORD, _EXIT, _FORK, _MMAP2_RECORD = 2, 3, 4, 7, 10
 _MISC_COMM_EXEC = 1 << 13
@@ -110,9 +112,12 @@ class _Ring:
         (tail,) = struct.unpack_from("@Q", self._map, _TAIL)
         if head == tail:
             return
-        if head - tail > self._size:
+        # The kernel tells of what did not fit only before the next record that
+        # does, and a processor that is idle now writes none: a ring without room
+        # for the longest record may have lost some already.
+        if head - tail > self._size - _LONGEST:
             batch.lost = True
-        else:
+        if head - tail <= self._size:
             parse_records(self._bytes(tail, head), batch)
         struct.pack_into("@Q", self._map, _TAIL, head)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import struct
@@ -17,7 +18,7 @@ from support import fake_nccl
 
 from nccluprobe.capture import hazards, maps
 from nccluprobe.capture.discover import Discovery, DiscoveryEvents, ProcessMatcher
-from nccluprobe.capture.mmap_events import MmapBatch, parse_records
+from nccluprobe.capture.mmap_events import MmapBatch, _Ring, parse_records
 from nccluprobe.capture.processes import glance, parse_stat, script_name
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -207,6 +208,25 @@ def test_parse_records() -> None:
         batch = MmapBatch()
         parse_records(broken, batch)
         assert batch.lost
+
+
+@pytest.mark.parametrize(
+    ("records", "lost"), [(1, False), (900, False), (1024, True), (960, True), (2000, True)]
+)
+def test_a_ring_without_room_may_have_lost_some(records: int, lost: bool) -> None:
+    """The kernel writes its record of losses only beside a later one, which may not come."""
+    page, size = mmap.PAGESIZE, 16 * mmap.PAGESIZE
+    record = struct.pack("=IHHII", 4, 0, size // 1024, 11, 12) + bytes(size // 1024 - 16)
+    memory = bytearray(page) + bytearray(record * 1024)
+    struct.pack_into("@Q", memory, 1024, records * len(record))
+    ring = _Ring.__new__(_Ring)
+    ring._size, ring._map = size, memory  # type: ignore[assignment]
+    batch = MmapBatch()
+    ring.drain(batch)
+    assert batch.lost is lost
+    again = MmapBatch()
+    ring.drain(again)
+    assert again == MmapBatch()
 
 
 # --- discovery without the kernel's events ------------------------------------
