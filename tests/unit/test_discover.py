@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -18,7 +16,6 @@ from support import fake_nccl
 
 from nccluprobe.capture import hazards, maps
 from nccluprobe.capture.discover import Discovery, DiscoveryEvents, ProcessMatcher
-from nccluprobe.capture.mmap_events import MmapBatch, _Ring, parse_records
 from nccluprobe.capture.processes import glance, parse_stat, script_name
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -183,50 +180,6 @@ def test_same_file() -> None:
     assert file(1, 3, True).same_file(file(2, 3, False))
     # copied up: same inode number, size and mtime, later change time
     assert not file(1, 3, True).same_file(file(2, 4, False))
-
-
-# --- records ------------------------------------------------------------------
-
-
-def test_parse_records() -> None:
-    def record(kind: int, misc: int, *words: int) -> bytes:
-        body = struct.pack(f"={len(words)}I", *words)
-        return struct.pack("=IHH", kind, misc, 8 + len(body)) + body
-
-    batch = MmapBatch()
-    parse_records(
-        record(10, 2, 11, 12, 0, 0)
-        + record(3, 1 << 13, 13, 13, 0, 0)
-        + record(3, 0, 14, 14, 0, 0)
-        + record(7, 0, 15, 1, 15, 1)
-        + record(7, 0, 16, 16, 17, 16)
-        + record(4, 0, 18, 1, 18, 1),
-        batch,
-    )
-    assert batch == MmapBatch({11}, {13}, {15}, {15: 1}, {18}, False)
-    for broken in (record(2, 0, 0, 0, 5, 0), b"\1", struct.pack("=IHH", 10, 0, 4), b"\0" * 8):
-        batch = MmapBatch()
-        parse_records(broken, batch)
-        assert batch.lost
-
-
-@pytest.mark.parametrize(
-    ("records", "lost"), [(1, False), (900, False), (1024, True), (960, True), (2000, True)]
-)
-def test_a_ring_without_room_may_have_lost_some(records: int, lost: bool) -> None:
-    """The kernel writes its record of losses only beside a later one, which may not come."""
-    page, size = mmap.PAGESIZE, 16 * mmap.PAGESIZE
-    record = struct.pack("=IHHII", 4, 0, size // 1024, 11, 12) + bytes(size // 1024 - 16)
-    memory = bytearray(page) + bytearray(record * 1024)
-    struct.pack_into("@Q", memory, 1024, records * len(record))
-    ring = _Ring.__new__(_Ring)
-    ring._size, ring._map = size, memory  # type: ignore[assignment]
-    batch = MmapBatch()
-    ring.drain(batch)
-    assert batch.lost is lost
-    again = MmapBatch()
-    ring.drain(again)
-    assert again == MmapBatch()
 
 
 # --- discovery without the kernel's events ------------------------------------
