@@ -180,7 +180,8 @@ def phase_notes(matcher: Matcher) -> list[str]:
 def untraced_notes(matcher: Matcher) -> list[str]:
     """Communicators of which some ranks have no trace: whether these came is not known."""
     open_ = (c for c in matcher.comms.values() if not c.over)
-    known = [u for c in open_ if (u := untraced(c, matcher.now_of)) is not None]
+    sides = matcher.p2p.sides
+    known = [u for c in open_ if (u := untraced(c, sides, matcher.now_of)) is not None]
     found: list[tuple[int, str]] = []
     for u in (*known, *matcher.untraced.values()):
         text = f"not traced: {numbers(u.ranks)} of communicator {u.label}"

@@ -335,7 +335,7 @@ class Matcher(State):
                 continue
             if not comm.ambiguous and absence.open_slot(comm, contexts[key]) is not None:
                 continue
-            note(self.untraced, comm, self.now_of, self.options.missing_after)
+            note(self.untraced, comm, self.p2p.sides, self.now_of, self.options.missing_after)
             self.forget(key)
 
     # -- clocks and labels -------------------------------------------------

@@ -41,9 +41,9 @@ class State:
         self.tracers = Tracers()
         self.calls = 0
         self.comms_seen = 0
-        #: Calls whose communicator has no line.
         #: Of communicators that are over, whose members had waited long before that.
         self.untraced: dict[CommKey, Untraced] = {}
+        #: Calls whose communicator has no line.
         self.orphans = 0
         self._home: dict[tuple[int, int], Communicator] = {}
         self.of_source: dict[int, list[Endpoint]] = {}

@@ -321,3 +321,48 @@ def test_ranks_without_a_trace_are_told_when_the_others_had_waited(
     _, text, _ = command("analyze", tmp_path)
     said = "not traced: ranks 2-3 of communicator" in text
     assert said == (waited == 130)
+    assert ("no other one has made a call on it for 130 s" in text) == said
+
+
+@pytest.mark.parametrize(("how", "told"), [("destroy", False), ("abort", True), (None, False)])
+def test_who_went_on_elsewhere_had_not_waited_for_ranks_without_a_trace(
+    tmp_path: Path, how: str | None, told: bool
+) -> None:
+    """Two of four ranks make calls on a second communicator for 200 s, and end.
+
+    The first one they destroy at once, or leave as it is; or they abort it, after 100 s.
+    """
+    job = Job()
+    xs = job.world(2, nranks=4)
+    t = steps(xs, 20)
+    again = t + (100 if how == "abort" else 1)
+    for x in xs if how else ():
+        x.proc.comm_end(x, again - 0.5, how or "")
+    ys = [x.proc.comm("00000000000000bb", r, 2, t=again) for r, x in enumerate(xs)]
+    steps(ys, 200, start=again, step=1)
+    cover(job.procs, again + 200)
+    for p in job.procs:
+        p.end(again + 200)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    assert ("not traced: ranks 2-3" in text) == told
+    assert ("no other one has made a call on it for 100 s" in text) == told
+
+
+@pytest.mark.parametrize("calls", ["none", "sends"])
+def test_for_how_long_nobody_called_where_some_ranks_are_not_traced(
+    tmp_path: Path, calls: str
+) -> None:
+    """The communicator is made at 100 s, and not used; or its ranks send until 190 s."""
+    job = Job()
+    procs = [job.proc(r) for r in (0, 1)]
+    comms = [p.comm("00000000000000aa", p.rank, 4, t=100) for p in procs]
+    for i in range(90 if calls == "sends" else 0):
+        procs[0].call(comms[0], "ncclSend", 101 + i, peer=1)
+        procs[1].call(comms[1], "ncclRecv", 101 + i, peer=0)
+    cover(procs, 200)
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path)
+    assert "not traced: ranks 2-3 of communicator" in text
+    assert ("no other one has made a call on it for 100 s" in text) == (calls == "none")
+    assert ("no other one" in text) == (calls == "none")
