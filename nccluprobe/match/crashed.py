@@ -9,6 +9,7 @@ communicator that others go on to use by an abort.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nccluprobe.match import tense
@@ -173,8 +174,8 @@ def _finding(w: Wait, e: Endpoint, stay: list[Endpoint], at: int, ctx: Context) 
     how = "aborted it" if aborted else how
     reason = "rank_ended_communicator" if aborted else end_reason(e.process)
     status = rank_status(comm, rank, e, ctx.now, ctx.options.silent_after, reason)
-    ranks = sorted(x.comm_rank for x in stay if x.comm_rank is not None)
-    they = tense.of(stay)
+    ranks = sorted({x.comm_rank for x in stay if x.comm_rank is not None})
+    they = replace(tense.of(stay), n=len(ranks))
     details: dict[str, Any] = {
         **on_communicator(
             comm,

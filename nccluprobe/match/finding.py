@@ -109,7 +109,7 @@ class Finding:
     for_root: tuple[str, int | None, int] | None = None
     #: Rank in the communicator -> rank in the job, for the report; empty: they are the same.
     job_ranks: dict[int, int] = field(default_factory=dict)
-    #: Rank in the communicator -> what became of it since ("ended", "gave up"), for the report.
+    #: Rank in the communicator -> what became of it since (``tense.fate``), for the report.
     past: dict[int, str] = field(default_factory=dict)
     #: Of those that are named the processes that have ended: host and pid.
     gone: frozenset[tuple[str, int]] = frozenset()

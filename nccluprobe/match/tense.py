@@ -16,8 +16,8 @@ from nccluprobe.match.process import Process
 from nccluprobe.match.status import inside_end
 from nccluprobe.plural import verb
 
-#: What became of a rank.
-ENDED, GAVE_UP = "ended", "gave up"
+#: What became of a rank: its process ended, it aborted, or it ended the communicator in order.
+ENDED, GAVE_UP, LEFT = "ended", "gave up", "ended the communicator"
 #: What keeps a call that all have entered, where nothing else is seen, now and in the past;
 #: and what is said in its place where a cause is known that may hold it up.
 NOT_GOING_ON = {
@@ -37,7 +37,7 @@ def fate(e: Endpoint) -> str | None:
     """What became of a member; None: it is there, as far as is known."""
     found = fate_of(e.process)
     if found is None and e.end is not None and inside_end(e) is None:
-        return GAVE_UP  # it has ended the communicator
+        return LEFT if e.end.orderly else GAVE_UP
     return found
 
 
@@ -75,6 +75,11 @@ class Tense:
         return verb(self.n, "stands") if self.fate is None else "stood"
 
     @property
+    def gone(self) -> str:
+        """What became of them, behind "has" or "have": ended, given up, ended the communicator."""
+        return "given up" if self.fate == GAVE_UP else self.fate or ENDED
+
+    @property
     def one(self) -> Tense:
         """The same tense, of one."""
         return replace(self, n=1)
@@ -98,20 +103,23 @@ class Tense:
         return f", until {'it' if self.n == 1 else 'they'} {self.fate}"
 
 
-def _tense(fates: list[str | None]) -> Tense:
+def of_fates(fates: Collection[str | None]) -> Tense:
+    """The tense of what some ranks do, all of them, by what became of each."""
     if not fates or None in fates:
         return Tense(len(fates))
-    return Tense(len(fates), GAVE_UP if GAVE_UP in fates else ENDED)
+    if GAVE_UP in fates:
+        return Tense(len(fates), GAVE_UP)
+    return Tense(len(fates), ENDED if ENDED in fates else LEFT)
 
 
 def of(members: Iterable[Endpoint]) -> Tense:
     """The tense of what members of a communicator do, all of them."""
-    return _tense([fate(e) for e in members])
+    return of_fates([fate(e) for e in members])
 
 
 def of_processes(processes: Iterable[Process]) -> Tense:
     """The tense of what processes do, all of them."""
-    return _tense([fate_of(p) for p in processes])
+    return of_fates([fate_of(p) for p in processes])
 
 
 def fates(members: Iterable[Endpoint]) -> dict[int, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.names import numbers
-from nccluprobe.match.tense import ENDED, GAVE_UP, Tense
+from nccluprobe.match.tense import Tense, of_fates
 from nccluprobe.report.words import escape
 
 _FOLD = 6
@@ -60,16 +60,7 @@ def in_job(f: Finding, ranks: Iterable[int]) -> str:
 
 def tense_of(f: Finding, ranks: Iterable[int]) -> Tense:
     """The tense of what ranks of the communicator do, all of them."""
-    some = list(ranks)
-    fates = {f.past.get(r) for r in some}
-    if not some or None in fates:
-        return Tense(len(some))
-    return Tense(len(some), GAVE_UP if GAVE_UP in fates else ENDED)
-
-
-def left_as(f: Finding, ranks: Iterable[int]) -> str:
-    """What has become of ranks that are not there any more: ended, or given up."""
-    return "given up" if GAVE_UP in {f.past.get(r) for r in ranks} else "ended"
+    return of_fates([f.past.get(r) for r in ranks])
 
 
 def blamed(f: Finding, statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:

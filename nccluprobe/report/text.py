@@ -13,7 +13,7 @@ from nccluprobe.match.idle import NOT_DECIDABLE
 from nccluprobe.plural import counted, plural, verb
 from nccluprobe.report.grounds import grounds
 from nccluprobe.report.next_step import next_step
-from nccluprobe.report.ranks import blamed, in_job, is_other, left_as, members, short, tense_of
+from nccluprobe.report.ranks import blamed, in_job, is_other, members, short, tense_of
 from nccluprobe.report.words import ago, doubts, escape, why
 
 WIDTH = 80
@@ -108,7 +108,7 @@ def _waiting(f: Finding, entered: list[int]) -> str:
     left = [r for r in entered if now and r in f.past]
     if left:
         has = verb(len(left), "has")
-        text += f", and {in_job(f, left)} waited there and {has} {left_as(f, left)}"
+        text += f", and {in_job(f, left)} waited there and {has} {tense_of(f, left).gone}"
     return text + they.until
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from nccluprobe.match.finding import REASONS, Finding
 from nccluprobe.match.names import numbers
 from nccluprobe.match.status import how_ended
-from nccluprobe.plural import counted, verb
+from nccluprobe.plural import counted, plural, verb
 
 #: What a source of traces cannot see.
 _UNSEEN = {
@@ -115,8 +115,8 @@ def doubts(f: Finding) -> Iterable[str]:
     c = f.coverage
     if silent := c.get("collector_silent_comm_ranks"):
         yield f"not observed, collector silent: {numbers(silent)}"
-    if c.get("unobserved_comm_ranks"):
-        yield f"not traced: ranks {c['unobserved_comm_ranks']}"
+    if text := c.get("unobserved_comm_ranks"):
+        yield f"not traced: {plural(1 if str(text).isdigit() else 2, 'rank')} {text}"
     if c.get("lost_events"):
         yield f"{counted(c['lost_events'], 'event')} lost"
     if c.get("base") in _PLACED:

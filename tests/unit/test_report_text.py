@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cases.test_cases import NAMES, analyze, expected_of
-from support.analysis import analyze_job, cover, steps
+from support.analysis import analyze_job, cover, hang, steps
 from support.tracegen import Job
 from typer.testing import CliRunner
 
@@ -223,3 +223,25 @@ def test_of_orders_and_claims_the_calls_tell_more_than_a_stack() -> None:
         assert "make these calls in one order on all ranks" in str(next_step(made(kind, **where)))
     claim = made("comm_init_rank_conflict", **where)
     assert next_step(claim) == "see which rank pid 11 on a gives to the initialisation, and why"
+
+
+@pytest.mark.parametrize(("ranks", "said"), [("3", "rank 3"), ("3-5,8", "ranks 3-5,8")])
+def test_one_rank_that_is_not_traced_is_one(ranks: str, said: str) -> None:
+    assert f"(not traced: {said})" in flat(made(coverage={"unobserved_comm_ranks": ranks}))
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        ((0, 1), "ranks 0-1 waited in it for 6.7 min, until they ended the communicator."),
+        ((0,), "rank 1 waits in it for 6.7 min, and rank 0 waited there and has ended the "),
+    ],
+)
+def test_who_destroys_a_communicator_in_order_did_not_give_up(
+    who: tuple[int, ...], said: str
+) -> None:
+    job, comms, t = hang(3, (2,), waited=400)
+    for r in who:
+        comms[r].proc.comm_end(comms[r], t + 400.1, "destroy")
+    found = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
+    assert [said in flat(f) for f in found] == [True]
