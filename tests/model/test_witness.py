@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from model import judge as judging
+from model import witness as proofs
 from model.breaker import NoPlace
 from model.case import Case, broken
 from model.emit import emit
@@ -311,11 +312,16 @@ def test_the_verdict_counts_it_apart(
     assert (verdict.witness is not None) == (status == "either")
 
 
+@pytest.mark.parametrize("proven", [True, False])
 def test_what_is_wrong_where_the_trace_decides_stays_wrong(
-    monkeypatch: pytest.MonkeyPatch,
+    proven: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two orders of rank 4 explain the trace, too; but that program hangs without a fault.
+
+    ``proven``: that a program ends without its fault is looked at; else it would be fair.
+    """
     finding = {
-        "hang_type": "p2p_unmatched",
+        "hang_type": "p2p_order_inversion",
         "role": "root_cause",
         "state": "open",
         "severity": "error",
@@ -323,5 +329,8 @@ def test_what_is_wrong_where_the_trace_decides_stays_wrong(
         "details": {"confidence": "inferred"},
     }
     monkeypatch.setattr(judging, "findings", lambda case, rate: ([finding], [finding]))
+    if not proven:
+        monkeypatch.setattr(proofs, "ends", lambda run: None)
     verdict = judging.judge(case(*DECIDED))
-    assert (verdict.status, verdict.witness) == ("wrong", None)
+    assert verdict.status == ("wrong" if proven else "either")
+    assert (verdict.witness is None) == proven
