@@ -42,7 +42,8 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.NO_PROCESS: "attach --exit-if-none or --pid, doctor, inspect: no such process",
     ExitCode.NOT_NCCL: "the file given with --lib is not there, or not a copy of NCCL",
     ExitCode.OUTPUT: "the output folder or standard output cannot be written; analyze shows its "
-    "verdict first, and exits with 10 where that holds an error",
+    "verdict first, and exits with 10 where that holds an error; attach and collect: a trace could "
+    "not be closed, so that it does not tell what it lacks",
     ExitCode.FINDINGS: "analyze: at least one finding of severity error",
     ExitCode.NOTICES: "analyze: findings, all of severity notice",
     ExitCode.NO_TRACE: "analyze, explain, collect --once: nothing to read in what was given",

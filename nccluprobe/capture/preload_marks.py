@@ -15,10 +15,32 @@ import re
 from pathlib import Path
 
 from nccluprobe import procinfo
+from nccluprobe.capture.preload_env import LIBRARY
 
 #: One file per process: its start time, the tracer's pid and start time, in ticks.
 NOTES = Path("/run/nccluprobe/ebpf")
 _RING = re.compile(rb"/(\d+)\.\d+\.ring(?: \(deleted\))?$", re.MULTILINE)
+
+
+def carries_preload(pid: int) -> bool:
+    """Whether the preload library is loaded in the process, be it that it records or not."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return False
+    return f"/{LIBRARY}".encode() in maps
+
+
+def about_preload(pid: int) -> str | None:
+    """What another tracer has to know of the library in the process; None: it is not there."""
+    if traced_by_preload(pid):
+        return "the preload library traces it already: attach leaves it to that"
+    if carries_preload(pid):
+        return (
+            "the preload library is loaded in it: from when that records on, attach leaves the "
+            "process to it"
+        )
+    return None
 
 
 def traced_by_preload(pid: int) -> bool:

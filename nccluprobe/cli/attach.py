@@ -22,6 +22,8 @@ DRAIN_PERIOD_S = 0.008
 #: New processes and mappings are looked for this often: a program may call NCCL
 #: milliseconds after mapping it.
 DISCOVER_PERIOD_S = 0.008
+#: And so often whether all processes of --pid have ended.
+_LOOK_S = 0.5
 
 
 def attach(
@@ -36,7 +38,10 @@ def attach(
     pid: Annotated[
         list[int] | None,
         typer.Option(
-            "--pid", parser=whole(1), metavar="PID", help="Trace this process. May be repeated."
+            "--pid",
+            parser=whole(1),
+            metavar="PID",
+            help="Trace this process, until it ends. May be repeated.",
         ),
     ] = None,
     lib: Annotated[
@@ -124,11 +129,15 @@ def attach(
     session.start(exit_if_none=exit_if_none)
     say("ready: probes are on; Ctrl-C ends")
     deadline = None if duration is None else time.monotonic() + duration
-    next_discovery = 0.0
+    next_discovery = next_look = 0.0
     while not stop.asked:
         now = time.monotonic()
         if deadline is not None and now >= deadline:
             break
+        if now >= next_look:
+            if session.over():
+                break
+            next_look = now + _LOOK_S
         if now >= next_discovery:
             session.discover()
             next_discovery = now + DISCOVER_PERIOD_S

@@ -20,6 +20,7 @@ from nccluprobe.plural import counted, verb
 
 if TYPE_CHECKING:
     from nccluprobe.capture.preload_source import PreloadSource
+    from nccluprobe.collect.admission import Stats
     from nccluprobe.collect.collector import Collector
 
 #: As in attach: nothing wakes the collector.
@@ -57,16 +58,17 @@ def collect(
 ) -> None:
     """Write the traces of processes that run under `nccluprobe preload --print-env`."""
     from nccluprobe.capture import preload_env
+    from nccluprobe.cli.unwritten import refuse_unclosed
 
     where = folder if folder is not None else preload_env.default_folder()
-    if once:
-        folders = [where] if folder is not None else _left(where)
-        for one in folders:
-            _collect(one, out, True, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes)
-            if one != where:
-                preload_env.tidy(one)
-    else:
-        _collect(where, out, False, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes)
+    found: list[Stats] = []
+    for one in _left(where) if once and folder is None else [where]:
+        found.append(
+            _collect(one, out, once, run_id=run_id, owner=owner, keep=keep, max_bytes=max_bytes)
+        )
+        if one != where:
+            preload_env.tidy(one)
+    refuse_unclosed(found)
 
 
 def _collect(
@@ -78,7 +80,7 @@ def _collect(
     owner: str | None,
     keep: bool,
     max_bytes: int,
-) -> None:
+) -> Stats:
     if once:
         _refuse_nothing(where)
     elif where.is_dir() and not os.access(where, os.R_OK | os.X_OK, effective_ids=True):
@@ -103,6 +105,8 @@ def _collect(
         while not stop.is_set():
             collector.step()
             stop.wait(PERIOD_S)
+    from nccluprobe.cli.unwritten import say_unwritten
+
     left = source.living()
     collector.close()
     losses = source.losses()
@@ -115,8 +119,11 @@ def _collect(
     if left:
         say(
             f"{counted(left, 'process')} of the job still {verb(left, 'runs')}: "
-            f"`nccluprobe collect {source.folder} --out {out}` stays with them"
+            f"`nccluprobe collect {source.folder} --out {out}` stays with "
+            f"{'it' if left == 1 else 'them'}"
         )
+    say_unwritten(collector.stats, say)
+    return collector.stats
 
 
 def _left(common: Path) -> list[Path]:

@@ -162,6 +162,8 @@ def _finish(source: PreloadSource, collector: Collector) -> None:
         if time.monotonic() > deadline:
             break
         time.sleep(PERIOD_S)
+    from nccluprobe.cli.unwritten import say_unwritten
+
     left = source.living()
     collector.close()
     losses = source.losses()
@@ -169,6 +171,7 @@ def _finish(source: PreloadSource, collector: Collector) -> None:
     lost = sum(losses.overwritten.values()) + sum(losses.by_process.values())
     if lost:
         say(f"records lost or overwritten before they were read: {lost}; raise --ring-kb")
+    say_unwritten(collector.stats, say)
     if left:
         say(
             f"{counted(left, 'traced process', 'outlives')} the command; "

@@ -14,14 +14,21 @@ from nccluprobe.capture.attacher import Attacher, describe, plan
 from nccluprobe.capture.bpf import Sizes
 from nccluprobe.capture.discover import Discovery, DiscoveryEvents
 from nccluprobe.capture.ebpf_source import EbpfSource
-from nccluprobe.capture.preload_marks import Notes, traced_by_preload
-from nccluprobe.capture.processes import ProcessMatcher, exec_pages, glance, is_running
+from nccluprobe.capture.preload_marks import Notes, about_preload, traced_by_preload
+from nccluprobe.capture.processes import (
+    ProcessKey,
+    ProcessMatcher,
+    exec_pages,
+    glance,
+    is_running,
+)
+from nccluprobe.cli.unwritten import refuse_unclosed, say_unwritten
 from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
 from nccluprobe.collect.safedir import check_out, parse_owner
 from nccluprobe.collect.writer import Limits
 from nccluprobe.errors import ExitCode, NccluprobeError
-from nccluprobe.plural import counted
+from nccluprobe.plural import counted, plural, verb
 
 #: Matching processes that ended lately: their last records are still wanted.
 _REMEMBERED = 4096
@@ -67,6 +74,7 @@ class Session:
         self._traced = False  # whether any process has a trace
         self._quiet_since: float | None = None  # NCCL is mapped, and nobody calls it
         self._notes = Notes()
+        self._named: list[ProcessKey] = []  # those of --pid
 
     # -- starting
 
@@ -107,6 +115,9 @@ class Session:
         source = self._load()
         print(f"BPF program: compiled and loaded; links: {source.link_kind}")
         print(f"processes that match: {len(self._discovery.processes)}")
+        for pid in sorted({key.pid for key in self._discovery.processes}):
+            if preload := about_preload(pid):
+                print(f"process {pid}: {preload}")
         for found in first.new_files:
             planned = plan(found)
             print(f"would probe {describe(found, planned)}, {len(planned.absent)} missing")
@@ -134,8 +145,11 @@ class Session:
 
     def _first_look(self, exit_if_none: bool) -> DiscoveryEvents:
         for pid in self._config.pids:
-            if glance(pid) is None:
-                raise NccluprobeError(f"--pid {pid}: there is no such process", ExitCode.NO_PROCESS)
+            seen = glance(pid)
+            if seen is None or not is_running(seen):
+                why = "there is no such process" if seen is None else "it has ended"
+                raise NccluprobeError(f"--pid {pid}: {why}", ExitCode.NO_PROCESS)
+            self._named.append(seen.key)
         first = self._discovery.poll(budget=30.0)
         if exit_if_none and not self._discovery.processes:
             raise NccluprobeError(
@@ -156,6 +170,23 @@ class Session:
                 "processes that match map NCCL, but none has called it yet; if their job hangs "
                 "already, `nccluprobe inspect` reads from memory where each rank stands"
             )
+
+    def over(self) -> bool:
+        """Whether nothing can come any more: all processes of --pid have ended and are written.
+
+        With a pattern others may come at any time.
+        """
+        assert self._collector is not None
+        if self._config.pid_globs or not self._named or self._collector.processes:
+            return False
+        for key in self._named:
+            seen = glance(key.pid)
+            if seen is not None and seen.key == key and is_running(seen):
+                return False
+        n = len(self._named)
+        pids = ", ".join(str(key.pid) for key in self._named[:8]) + (", ..." if n > 8 else "")
+        self._say(f"{plural(n, 'process')} {pids} {verb(n, 'has')} ended, and --pid names no other")
+        return True
 
     def _notify(self, kind: str, text: str) -> None:
         if kind == "process":
@@ -187,15 +218,12 @@ class Session:
                 f"{counted(undecided, 'record', 'is')} in no file: a process ended before it could "
                 "be seen whether it matches"
             )
-        if self._collector.stats.skipped:
-            self._say(
-                f"{counted(self._collector.stats.skipped, 'line', 'was')} not written: no room, or "
-                "no way to the files; the traces say of which processes"
-            )
+        say_unwritten(self._collector.stats, self._say)
         self._say(
             f"done: probes removed in {seconds:.1f} s; records lost: {lost}, "
             f"calls without identity: {stats['comm_full'] + stats['p2p_full']}"
         )
+        refuse_unclosed([self._collector.stats])
 
     def _handle(self, events: DiscoveryEvents) -> None:
         assert self._attacher is not None

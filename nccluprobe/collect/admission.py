@@ -11,8 +11,9 @@ from typing import Any
 from nccluprobe.capture.source import Source
 from nccluprobe.collect.decode import who_key
 from nccluprobe.collect.fast import outermost_end
-from nccluprobe.collect.ports import Procs
+from nccluprobe.collect.ports import Notify, Procs
 from nccluprobe.nccl.api import BY_ID, Kind
+from nccluprobe.plural import counted
 from nccluprobe.record import FLAG_ENTER_ONLY, KIND_CALL, KIND_NEW_COMM, Record
 
 Key = tuple[int, int]
@@ -45,6 +46,16 @@ class Stats:
     before: int = 0  # before a process's first NCCL init or data call
     traced: int = 0  # processes, not records: with a file
     skipped: int = 0  # lines, not records: of closed files, not written for want of room
+    unclosed: int = 0  # files, not records: without the lines that close them
+
+    def note_unclosed(self, name: str, skipped: int, notify: Notify) -> None:
+        """The last lines of a process's trace could not be written, so nobody reads the count."""
+        self.unclosed += 1
+        notify(
+            "problem",
+            f"{name}: the lines that close its trace could not be written, so the trace does not "
+            f"tell what it lacks; {counted(skipped, 'line', 'was')} skipped before",
+        )
 
 
 class Verdict(Enum):

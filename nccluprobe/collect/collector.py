@@ -33,9 +33,9 @@ from nccluprobe.collect.ports import (
     Procs,
     ProcState,
 )
-from nccluprobe.collect.process import Ending, Surroundings, Traced
+from nccluprobe.collect.process import Surroundings, Traced
 from nccluprobe.collect.safedir import Owner
-from nccluprobe.collect.vanished import Ended, Vanished
+from nccluprobe.collect.vanished import Ended, Ending, Vanished
 from nccluprobe.collect.writer import Limits
 from nccluprobe.record import Record
 
@@ -177,7 +177,6 @@ class Collector:
             if process.ending is not None:
                 self._finish(process, process.ending, now)
                 continue
-            process.state(now, "detaching")
             self._finish(process, Ending(now, "detached", None, None, now), now)
         if self._closer is not None:
             self._closer.shutdown(wait=True)
@@ -371,9 +370,9 @@ class Collector:
             value, cycle = max(value, ending.t), 1 << 62
         alive = detached or ending.how == "exec"
         state = self._state(process) if alive else Ended()
-        process.coverage(now, value, cycle, self.source.losses(), state)
-        process.end(ending, len(inside))
-        process.flush(now)
+        losses = self.source.losses()
+        if not process.close(now, (value, cycle), losses, state, ending, len(inside)):
+            self.stats.note_unclosed(process.name, process.file.skipped, self._notify)
         self.stats.skipped += process.file.skipped
         process.forget()
         del self._open[key]

@@ -10,11 +10,13 @@ from nccluprobe import memory
 from nccluprobe.capture.source import Library, Losses
 from nccluprobe.collect import lines
 from nccluprobe.collect.decode import who_key
+from nccluprobe.collect.describe import process_line
 from nccluprobe.collect.fast import Router, Thread
 from nccluprobe.collect.identity import Comm, Identity
 from nccluprobe.collect.inflight import InFlight
 from nccluprobe.collect.phases import Phases
 from nccluprobe.collect.ports import Clock, Notify, ProcInfo, ProcState
+from nccluprobe.collect.vanished import Ending
 from nccluprobe.collect.writer import TraceFile
 from nccluprobe.nccl.api import BY_ID, Kind
 from nccluprobe.nccl.comm_struct import CommState, read_comm
@@ -27,21 +29,9 @@ from nccluprobe.record import (
     KIND_NEW_COMM,
     Record,
 )
-from nccluprobe.trace.schema import SCHEMA_VERSION
 
 #: Threads with a place on the hot path; beyond it they are met anew.
 _MOST_THREADS = 4096
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How and when the process ended, and when its last records have surely come."""
-
-    t: int
-    how: str
-    code: int | None
-    signal: int | None
-    finish_at: int
 
 
 @dataclass(frozen=True)
@@ -144,31 +134,7 @@ class Traced:
 
     def process_line(self) -> str:
         """The ``process`` line, as much as is known."""
-        info, around = self.info, self.around
-        line: lines.Line = {
-            "kind": "process",
-            "schema": SCHEMA_VERSION,
-            "run_id": self.run_id,
-            "host": info.host,
-            "boot_id": info.boot_id,
-            "pid": self.pid,
-            "ns_pid": info.ns_pid,
-            "start": info.start_ns,
-            "exe": info.exe,
-            "rank": self.rank,
-            "rank_source": self.rank_source,
-            "world_size": self.world_size,
-            "local_rank": info.ranks.local_rank,
-            "front": around.front,
-            "probe_version": around.version,
-            "libs": list(self._libs.values()),
-            "exits": around.exits,
-            "cannot_see": list(around.cannot_see),
-            "part": self.file.part,
-        }
-        if info.ranks.job:
-            line["job"] = info.ranks.job
-        return lines.dump(line)
+        return process_line(self, self._libs.values())
 
     def clock_line(self) -> str:
         """A ``clock`` line of now."""
@@ -188,8 +154,7 @@ class Traced:
         )
         if self._coverage:
             # Lines since the last one are in the earlier part: its `through` holds.
-            self._counted(now)
-            found.append(lines.dump(self._coverage))
+            found.append(self._coverage_line(now))
         return found + ([] if self._phases.line is None else [self._phases.line])
 
     # -- records
@@ -337,6 +302,14 @@ class Traced:
         ``through`` comes from snapshots up to ``cycle``; before this process was
         known to them, only its own first call bounds it.
         """
+        self._cover(now, through, cycle, losses, state)
+        self._put(self._coverage_line(now))
+        self._phases.look(self.file.folder, self.rank, self.around.clock, self._put)
+
+    def _cover(
+        self, now: int, through: int, cycle: int, losses: Losses, state: ProcState | None
+    ) -> None:
+        """Make the newest coverage but for the counts of the file."""
         inflight = self.around.inflight
         inside = inflight.of(self.pid, self.epoch)
         if cycle <= self.born_in_cycle:
@@ -353,9 +326,10 @@ class Traced:
         line.update(lines.state_of(state, any(r.tid == self.pid for r in inside)))
         line["last_call_age"] = max(0, now - self._last) if self._last else None
         self._coverage = line
+
+    def _coverage_line(self, now: int) -> str:
         self._counted(now)
-        self._put(lines.dump(line))
-        self._phases.look(self.file.folder, self.rank, self.around.clock, self._put)
+        return lines.dump(self._coverage)
 
     def _counted(self, now: int) -> None:
         line = self._coverage
@@ -383,11 +357,29 @@ class Traced:
             for thread in self._threads.values():
                 thread.templates.clear()
 
-    def end(self, ending: Ending, inside: int) -> None:
-        """Write ``process_end``; ``inside`` calls besides those whose records said so."""
-        recent = sum(1 for at in self._no_returns if at >= ending.t - 1_000_000_000)
+    def close(
+        self,
+        now: int,
+        through: tuple[int, int],
+        losses: Losses,
+        state: ProcState | None,
+        ending: Ending,
+        inside: int,
+    ) -> bool:
+        """Write the last lines; False: there was no room for them, not even in the reserve.
+
+        ``through``: the watermark, and the cycle that it comes from.  ``inside``: calls besides
+        those whose records said so.
+        """
+        if not self.file.full:
+            self._phases.look(self.file.folder, self.rank, self.around.clock, self._put)
+        self.flush(now)
+        self._cover(now, *through, losses, state)
         e = ending
-        self._put(lines.process_end(e.t, e.how, e.code, e.signal, inside + recent))
+        recent = sum(1 for at in self._no_returns if at >= e.t - 1_000_000_000)
+        end = lines.process_end(e.t, e.how, e.code, e.signal, inside + recent)
+        left = [lines.state(now, "detaching")] if e.how == "detached" else []
+        return self.file.last(lambda: [*left, self._coverage_line(now), end], now)
 
     def forget(self) -> None:
         """Leave the hot path."""

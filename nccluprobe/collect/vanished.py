@@ -9,6 +9,17 @@ from nccluprobe.procinfo import boot_id
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How and when the process ended, and when its last records have surely come."""
+
+    t: int
+    how: str
+    code: int | None
+    signal: int | None
+    finish_at: int
+
+
+@dataclass(frozen=True)
 class _NoRanks:
     rank: int | None = None
     world_size: int | None = None

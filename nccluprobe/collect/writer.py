@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nccluprobe.collect import lines
+from nccluprobe.collect import lines, part_names
+from nccluprobe.collect.reserve import ROOM, STEP, Reserve
 from nccluprobe.collect.safedir import Owner, create_file
 from nccluprobe.errors import NccluprobeError
 from nccluprobe.plural import counted
@@ -24,7 +25,6 @@ RETRY_NS = 1_000_000_000
 LOOK_NS = 1_000_000_000
 DEFAULT_MAX_BYTES = 2_000_000_000
 _LARGEST_PART = 256_000_000
-_MOST_NAMES = 1000
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class TraceFile:
         self._full_since: int | None = None
         self._why = ""
         self._torn = False
+        self._reserve = Reserve()
         self._look_at = 0
         self._gone: list[str] = []
         self.part = 0
@@ -175,21 +176,15 @@ class TraceFile:
     def _create(self) -> None:
         if self._folder < 0:
             self._folder = self._open_folder()
-        if self._base:
-            self._create_next()
+        if self._base:  # the file was deleted: on in a new part
+            self._fd, self.part = part_names.create_next(
+                self._folder, self._base, self.part, self._owner
+            )
+            name = f"{self._base}.part{self.part}.jsonl"
         else:
-            self._create_first()
-
-    def _create_next(self) -> None:
-        """Go on in a new part, where the file was deleted."""
-        for number in range(self.part + 1, self.part + _MOST_NAMES):
-            name = f"{self._base}.part{number}.jsonl"
-            with contextlib.suppress(FileExistsError):
-                self._fd = create_file(self._folder, name, self._owner)
-                self.part = number
-                self._parts.append(_Part(name))
-                return
-        raise FileExistsError(f"{self._base}.part{self.part + 1}.jsonl and more names are taken")
+            self._fd, self._base = part_names.create_first(self._folder, self._names, self._owner)
+            name = f"{self._base}.jsonl"
+        self._parts.append(_Part(name))
 
     def _deleted(self) -> bool:
         try:
@@ -211,38 +206,44 @@ class TraceFile:
             "new part"
         )
 
-    def _create_first(self) -> None:
-        last = self._names[-1]
-        more = (f"{last}_{n}" for n in range(2, _MOST_NAMES))
-        for base in (*self._names, *more):
-            try:
-                self._fd = create_file(self._folder, f"{base}.jsonl", self._owner)
-            except FileExistsError:
-                continue
-            self._base = base
-            self._parts.append(_Part(f"{base}.jsonl"))
-            return
-        raise FileExistsError(f"{last}.jsonl and {_MOST_NAMES} more names are taken")
-
     # -- appending
 
-    def _append(self, data: bytes, count: int, now: int) -> bool:
-        """All of it, or whole lines only and the rest counted as skipped."""
-        done = 0
+    def _append(self, data: bytes, count: int, now: int, whole: bool = False) -> bool:
+        """All of it, or whole lines only (``whole``: nothing) and the rest counted as skipped."""
+        size, done = self._parts[-1].size, 0
+        fits = self._reserve.fits(self._fd, size, len(data))
+        fits = len(data) if fits == len(data) else data.rfind(b"\n", 0, 0 if whole else fits) + 1
         try:
-            while done < len(data):
-                done += os.write(self._fd, data[done:] if done else data)
+            while done < fits:
+                done += os.write(self._fd, data[done:fits])
+            if done < len(data):
+                raise OSError(self._reserve.error, os.strerror(self._reserve.error))
         except OSError as error:
-            whole = data.rfind(b"\n", 0, done) + 1
-            self._cut(self._parts[-1].size + whole, done > whole)
-            kept = data.count(b"\n", 0, whole)
-            self._parts[-1].size += whole
-            self._parts[-1].lines += kept
-            self.skipped += count - kept
+            kept = 0 if whole else data.rfind(b"\n", 0, done) + 1
+            self._cut(size + kept, done > kept)
+            self._grow(data[:kept])
+            self.skipped += count - data.count(b"\n", 0, kept)
             self._fail(error, now)
             return False
+        self._grow(data)
+        return True
+
+    def _grow(self, data: bytes) -> None:
         self._parts[-1].size += len(data)
-        self._parts[-1].lines += count
+        self._parts[-1].lines += data.count(b"\n")
+
+    def _put(self, batch: list[str]) -> bool:
+        """All of it, also from what is kept free, or nothing."""
+        data = (b"\n" if self._torn else b"") + "".join(batch).encode("utf-8")
+        size, done = self._parts[-1].size, 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            self._cut(size, done > 0)
+            return False
+        self._torn = False
+        self._grow(data)
         return True
 
     def _cut(self, size: int, torn: bool) -> None:
@@ -252,6 +253,8 @@ class TraceFile:
             os.ftruncate(self._fd, size)
         except OSError:
             self._torn = True  # the next line must not be glued to it
+        else:
+            self._reserve.was_cut(self._fd, size)
 
     def _fail(self, error: Exception, now: int) -> None:
         if self._full_since is None:
@@ -279,14 +282,13 @@ class TraceFile:
         data = "".join(head).encode("utf-8")
         if self._torn:
             data = b"\n" + data
-        before, skipped = self._parts[-1], self.skipped
-        size, count = before.size, before.lines
-        if not self._append(data, len(head), now):
-            # Not a line of these was lost: all of it is made anew next time.
-            if before.size != size:
-                self._cut(size, True)
-                before.size, before.lines = size, count
-            self.skipped = skipped
+        skipped = self.skipped
+        worth = len(data) + STEP  # else it would be full again at once
+        if self._reserve.fits(self._fd, self._parts[-1].size, worth) < worth:
+            self._retry_at = now + RETRY_NS
+            return False
+        if not self._append(data, len(head), now, whole=True):
+            self.skipped = skipped  # not a line of these was lost: all of it is made anew
             return False
         self._torn = False
         self._gone.clear()
@@ -307,8 +309,14 @@ class TraceFile:
             return
         except OSError:
             return  # this part grows on; the next batch tries again
+        reserve = Reserve()
+        if reserve.fits(fd, 0, ROOM) < ROOM:  # what closes the trace has room in this part
+            os.close(fd)
+            os.unlink(name, dir_fd=self._folder)
+            return
+        self._reserve.give_back(self._fd)
         os.close(self._fd)
-        self._fd = fd
+        self._fd, self._reserve = fd, reserve
         self.part = number
         self._parts.append(_Part(name))
         header = self._header(number, now)
@@ -329,16 +337,34 @@ class TraceFile:
 
     # -- ending
 
+    def last(self, closing: Callable[[], list[str]], now: int) -> bool:
+        """Write the lines that close the trace, also where the disk is full; False: no way.
+
+        ``closing`` makes them, when all that was skipped is counted.
+        """
+        self._retry_at = self._look_at = 0
+        self._write([], now)
+        if self._fd < 0:
+            return False
+        if self._full_since is None:
+            return self._put(closing())
+        # Who reads it has to know at least whose trace it is.
+        head = [] if self._parts[-1].size else self._header(self.part, now)[:2]
+        full = lines.state(self._full_since, "disk_full", self._why)
+        return self._put([*head, full, *closing()])
+
     def detach(self) -> Callable[[], None] | None:
         """Give up the file; returns what syncs and closes it (may take seconds)."""
-        fd, folder = self._fd, self._folder
+        fd, folder, reserve = self._fd, self._folder, self._reserve
         self._fd = self._folder = -1
+        self._reserve = Reserve()
         if folder >= 0:
             os.close(folder)
         if fd < 0:
             return None
 
         def finish() -> None:
+            reserve.give_back(fd)
             with contextlib.suppress(OSError):
                 os.fsync(fd)
             os.close(fd)

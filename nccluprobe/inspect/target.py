@@ -11,6 +11,7 @@ from typing import Any
 from nccluprobe import procinfo
 from nccluprobe.capture import hazards
 from nccluprobe.capture.maps import read_file
+from nccluprobe.capture.preload_marks import about_preload
 from nccluprobe.capture.processes import ProcessMatcher, glance, is_running
 from nccluprobe.inspect.libraries import Copy, Libraries
 from nccluprobe.nccl.api import API_TABLE, Kind
@@ -78,6 +79,9 @@ def look_at_target(pid: int, host: dict[str, Any]) -> dict[str, Any]:
     if not info.environ_read:
         problems.append("its environment may not be read: the rank is learnt from communicators")
     found["preload"] = _preload(maps, copies)
+    if preload := about_preload(pid):
+        problems.append(preload)
+        found["preload"] = {"reaches": True, "why": "it is loaded in it"}
     found["invisible"] = _invisible(copies)
     return found
 

@@ -129,6 +129,32 @@ def test_dry_run_says_and_leaves_nothing(stage: Stage, cli: Cli) -> None:
     assert ranks[0].call("ncclGroupStart") == 0 and ranks[0].call("ncclGroupEnd") == 0
 
 
+def test_it_ends_when_all_that_were_named_have_ended(stage: Stage) -> None:
+    ranks = stage.ranks(2)
+    pids = [word for pid in ranks.pids for word in ("--pid", str(pid))]
+    daemon = stage.attach(*pids, "--lib", stage.lib).ready()
+    ranks.init().collective(n=3)
+    ranks[0].end()
+    daemon.wait_text("exited")
+    assert daemon.process.poll() is None  # the other one goes on
+    ranks[1].end()
+    assert daemon.wait(30) == 0
+    assert f"processes {ranks.pids[0]}, {ranks.pids[1]} have ended" in daemon.stderr.text
+    assert all(t.end and t.end["how"] == "exited" for t in daemon.traces())
+    assert [t.counts()["ncclAllReduce"] for t in daemon.traces()] == [3, 3]
+
+
+def test_with_a_pattern_others_may_come(stage: Stage) -> None:
+    ranks = stage.ranks(1)
+    one = ("--pid", str(ranks.pids[0]), "--pid-glob", stage.glob)
+    daemon = stage.attach(*one, "--lib", stage.lib).ready()
+    ranks.init().collective(n=1).end()
+    daemon.wait_text("exited")
+    later = stage.ranks(1).init().collective(n=2)
+    met(daemon, later.pids)
+    daemon.stop()
+
+
 def test_no_process(stage: Stage, cli: Cli) -> None:
     done = cli("attach", "--pid-glob", stage.glob, "--exit-if-none", "--out", stage.tmp / "out")
     assert one_line(done) and done.returncode == 6

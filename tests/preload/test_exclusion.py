@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from nccluprobe.capture.preload_marks import NOTES, Notes
 from preload.conftest import Compile, Rings
 
 pytestmark = pytest.mark.root
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 #: Calls pncclAllReduce, which no wrapper sees, then ncclAllReduce; waits between.
 PROGRAM = """
@@ -88,6 +90,29 @@ def test_preload_first(stage: Stage, rings: Rings, compile_c: Compile) -> None:
     steps.step()
     daemon.stop()
     assert not read_traces(daemon.out)
+
+
+def test_it_is_told_before_anything_is_traced(
+    stage: Stage, rings: Rings, compile_c: Compile, cli: Cli
+) -> None:
+    """doctor and attach --dry-run: the library is loaded, then it records."""
+    steps = start(stage, rings, compile_c, "both")
+    pid = steps.process.pid
+    look = ("attach", "--pid", pid, "--dry-run", "--out", stage.tmp / "out")
+    for said in ("preload library is loaded in it", "preload library traces it already"):
+        assert f"process {pid}: the {said}" in cli(*look).stdout
+        of_doctor = cli("doctor", pid).stdout
+        assert f"note: the {said}" in of_doctor
+        assert "preload would reach it: yes (it is loaded in it)" in of_doctor
+        steps.step()
+    other = Steps(
+        stage.popen(
+            [steps.process.args[0], stage.lib],  # type: ignore[index]
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_env(),
+        )
+    )  # fmt: skip
+    look = ("attach", "--pid", other.process.pid, "--dry-run", "--out", stage.tmp / "out")
+    assert "preload library" not in cli(*look).stdout
 
 
 def test_ebpf_first(stage: Stage, rings: Rings, compile_c: Compile) -> None:

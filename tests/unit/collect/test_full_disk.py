@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from support.collecting import Bench, calls, init, read, rec
 
-from nccluprobe.collect import safedir, writer
+from nccluprobe.cli.unwritten import refuse_unclosed, say_unwritten
+from nccluprobe.collect import part_names, reserve, safedir, writer
 from nccluprobe.collect.safedir import Owner
 from nccluprobe.errors import ExitCode, NccluprobeError
 
@@ -161,10 +163,10 @@ def test_file_that_cannot_be_made_is_tried_again(
     def refuse(folder: int, name: str, owner: Owner | None) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writer, "create_file", refuse)
+    monkeypatch.setattr(part_names, "create_file", refuse)
     bench.step(init(1), *calls(bench, 3))
     assert bench.files() == []
-    monkeypatch.setattr(writer, "create_file", original)
+    monkeypatch.setattr(part_names, "create_file", original)
     bench.steps(3)
     assert bench.of_kind("comm")
     assert bench.of_kind("coverage")[-1]["captured"] == 4
@@ -269,3 +271,106 @@ def test_long_drains_are_written_in_pieces(tmp_path: Path, disk: Disk) -> None:
     assert disk.calls - before == 4
     indices = [x["idx"] for x in bench.lines(check=False) if x.get("api") == "ncclAllReduce"]
     assert indices == list(range(30_000))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Take all room that is left."""
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("late", [0, 7, 100])
+def test_the_count_is_in_the_trace_of_a_disk_that_stays_full(small: Path, late: int) -> None:
+    """However long it stays full: the last coverage line has the count, and the end is told."""
+    bench = Bench(small)
+    bench.step(init(1))
+    bench.step(*calls(bench, 50))
+    fill(small)
+    n = 50
+    for _ in range(40):
+        bench.step(*calls(bench, 200, n))
+        n += 200
+    bench.steps(late, ms=100)
+    bench.step(*calls(bench, 30, n))
+    n += 30
+    bench.close()
+    lines = bench.lines()
+    got = [x["idx"] for x in lines if x.get("api") == "ncclAllReduce"]
+    assert got == list(range(len(got))) and 50 <= len(got) < n
+    last, end = lines[-2:]
+    assert (last["kind"], end["kind"]) == ("coverage", "process_end")
+    # A coverage line may be in the batch that failed, and the collector's last word.
+    assert n - len(got) <= last["skipped_disk"] <= n - len(got) + 2
+    assert last["skipped_disk"] == bench.collector.stats.skipped
+    assert last["captured"] == n + 1
+    assert bench.collector.stats.unclosed == 0
+    assert [x["state"] for x in lines if x["kind"] == "state"].count("disk_full") == 1
+
+
+@pytest.mark.root
+def test_many_parts_on_a_full_disk_are_closed(small: Path) -> None:
+    bench = Bench(small, limits=writer.Limits(part_bytes=60_000))
+    bench.step(init(1))
+    for i in range(60):
+        bench.step(*calls(bench, 100, i * 100))
+    bench.close()
+    last = read(max(bench.files(), key=lambda p: p.stat().st_mtime_ns))
+    got = sum(x.get("api") == "ncclAllReduce" for p in bench.files() for x in read(p))
+    assert last[-1]["kind"] == "process_end" and got < 6000
+    assert 6000 - got <= last[-2]["skipped_disk"] <= 6003 - got
+
+
+@pytest.mark.root
+def test_the_room_that_was_kept_is_given_back(small: Path) -> None:
+    bench = Bench(small)
+    bench.step(init(1), *calls(bench, 50))
+    (path,) = bench.files()
+    assert path.stat().st_blocks * 512 >= path.stat().st_size + reserve.ROOM
+    bench.close()
+    assert path.stat().st_blocks * 512 < path.stat().st_size + 8192
+
+
+def test_a_trace_that_cannot_be_closed_is_told_of(tmp_path: Path, disk: Disk) -> None:
+    """Where not even the reserve can be written: on the terminal, and by the exit code."""
+    bench = Bench(tmp_path)
+    bench.step(init(1))
+    disk.room = 0
+    bench.step(*calls(bench, 5))
+    bench.close()
+    stats = bench.collector.stats
+    assert (stats.unclosed, stats.skipped) == (1, 5)
+    assert any("5 lines were skipped" in text for _, text in bench.messages)
+    said: list[str] = []
+    say_unwritten(stats, said.append)
+    assert "5 lines were not written" in said[0] and "1 trace has no closing lines" in said[1]
+    with pytest.raises(NccluprobeError) as error:
+        refuse_unclosed([stats])
+    assert error.value.code is ExitCode.OUTPUT
+
+
+def test_where_nothing_can_be_kept_free_all_is_written_while_it_can_be(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that does not allocate ahead, as NFS."""
+    monkeypatch.setattr(reserve, "allocate", lambda fd, start, size: errno.EOPNOTSUPP)
+    bench = Bench(tmp_path)
+    bench.step(init(1), *calls(bench, 100))
+    disk.room = 0
+    bench.step(*calls(bench, 5, 100))
+    disk.room = 10**9
+    bench.close()
+    lines = bench.lines()
+    assert sum(x.get("api") == "ncclAllReduce" for x in lines) == 100
+    assert (lines[-2]["skipped_disk"], lines[-1]["kind"]) == (5, "process_end")
