@@ -8,6 +8,8 @@ from collections.abc import Collection
 from nccluprobe.match.process import Process
 from nccluprobe.plural import counted, plural, verb
 
+#: Fronts whose traces have closing lines.
+TRACERS = ("ebpf", "preload")
 #: A collector writes every second: whose trace is so much older has none any more, ns.
 _STOPPED = 10_000_000_000
 
@@ -51,9 +53,21 @@ def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[st
         notes.append(
             f"the {plural(len(left), 'trace')} of {counted(len(left), 'process')} "
             f"{verb(len(left), 'stops')} at {_clock(max(p.newest for p in left))} UTC without an "
-            f"end, so {'its' if len(left) == 1 else 'their'} tracer was killed{more}"
+            f"end: {'its' if len(left) == 1 else 'their'} tracer was killed, or could not write "
+            f"{'it' if len(left) == 1 else 'them'} to the end{more}"
         )
     return notes
+
+
+def without_end(processes: Collection[Process], now: int) -> int:
+    """Of how many processes no trace is closed, and none was just written to.
+
+    What these have lost after their last line nobody has counted.  ``now``: unix ns, of this
+    machine; where the clock of a host is another one, at worst a trace that goes on is among them.
+    """
+    traced = [p for p in processes if p.info is not None and p.info.front in TRACERS]
+    closed = {p.who for p in traced if p.end is not None or p.newest >= now - _STOPPED}
+    return len({p.who for p in traced} - closed)
 
 
 def _clock(unix_ns: int) -> str:

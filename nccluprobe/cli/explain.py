@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe.cli.ends import TRACERS
 from nccluprobe.cli.judging import Session, nothing_read
 from nccluprobe.cli.limits import (
     ErrorAfter,
@@ -42,6 +43,8 @@ from nccluprobe.trace.reader import TraceReader
 
 #: Slots shown before and after that of the finding.
 _BEFORE, _AFTER = 3, 2
+#: A time that is shown as more than nothing, s.
+_LEAST_S = 0.05
 
 
 def explain(
@@ -177,5 +180,6 @@ def _state(e: Endpoint, now: int, text: str) -> str:
     state = text.removeprefix("it is alive and outside this call: ")
     state = "" if state == NOTHING_KNOWN else f": {state}"
     lost = f"; {counted(p.lost, 'event')} of it {verb(p.lost, 'was')} lost" if p.lost else ""
-    # Of dumps not all is known that a process has called.
-    return (f"no call for {quiet:.1f} s{state}" if newest else state.removeprefix(": ")) + lost
+    # Of dumps not all is known that a process has called; other tools' files may end with a call.
+    told = newest and (quiet >= _LEAST_S or (p.info is not None and p.info.front in TRACERS))
+    return (f"no call for {quiet:.1f} s{state}" if told else state.removeprefix(": ")) + lost

@@ -23,6 +23,7 @@ from nccluprobe.match.matcher import Due
 from nccluprobe.match.model import Phase
 from nccluprobe.match.options import Options
 from nccluprobe.match.pipeline import Analysis
+from nccluprobe.plural import counted, verb
 from nccluprobe.report.text import report, single
 from nccluprobe.report.writer import FindingWriter, finding_line
 from nccluprobe.trace import scanner
@@ -161,6 +162,7 @@ class Session:
         if not self._stopped and self._set_right():
             self.read()
         self._import()
+        self._say_what_is_watched()
         while not self._stopped:
             now = time.monotonic()
             if self._catch_up(due):
@@ -182,6 +184,21 @@ class Session:
             time.sleep(_STEP_S if due is None else min(_STEP_S, _until(due)))
         self.declare()
         self._emit(self.analysis.scan(time.time_ns()), writer)
+
+    def _say_what_is_watched(self) -> None:
+        """So that it is known to be at work: it may have nothing to say for hours."""
+        n = len(self.reader.names())
+        what = f"{counted(n, 'trace')} so far" if n else "no trace yet, waiting for one"
+        where = f" in {', '.join(map(str, self.found.traces[:3]))}" if self.found.traces else ""
+        more = ", ..." if len(self.found.traces) > 3 else ""
+        if self.imported is not None:
+            read = sum(self.imported.files.values())
+            what += f"; {counted(read, 'file')} of other tools {verb(read, 'was')} read, once"
+        limit = self.analysis.matcher.options.missing_after / 1e9
+        output.say(
+            f"watching{where}{more}: {what}; findings are told as they come, that a rank is "
+            f"missed after {limit:g} s (--missing-after); Ctrl-C ends with the report"
+        )
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """End after what is being done, so that nothing is left half done; asked twice: now."""

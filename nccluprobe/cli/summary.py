@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable, Iterator
 
 from nccluprobe import procinfo
-from nccluprobe.cli.ends import end_notes
+from nccluprobe.cli.ends import end_notes, without_end
 from nccluprobe.importers.run import Imported
 from nccluprobe.match import tense
 from nccluprobe.match.endpoint import Endpoint
@@ -315,6 +315,7 @@ def summary_of(
         calls=counts.calls,
         communicators=matcher.comms_seen,
         lost=sum(p.lost for p in processes),
+        unclosed=without_end(processes, time.time_ns()),
         silent=list(now_silent.values()),
         looked=looked,
         notes=notes,

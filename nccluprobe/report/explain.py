@@ -55,10 +55,12 @@ def call_line(w: Wanted, line: dict[str, Any], mark: str, letter: str = "") -> l
     """One call; ``letter``: of its communicator, where several are shown."""
     seq = w.seq(line)
     op = op_of(line)
-    slot = f"#{seq}" if seq is not None else f"#{op[2]}" if op is not None else ""
+    slot = f"#{seq}" if seq is not None else ""
     slot = f"{letter} {slot}" if letter else slot
     head = f"  {mark}{slot:<8}{w.when(line)}  {ended(line):<16}"
-    return wrap(call_text(line), " " * 13, head)
+    # The numbers of sends and receives are those between two ranks: no slots of all.
+    which = "" if op is None else f", #{op[2]} {'to' if op[0] else 'from'} rank {op[1]}"
+    return wrap(call_text(line) + which, " " * 13, head)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ def next_step(f: Finding) -> str | None:
             f"pid {pid} on {host} has ended since: look at the end of its log, and next time at "
             "its stack (py-spy dump) before it is killed"
         )
+    if reason in _OF_THE_LIVING and where.get("main_thread") == "stopped":
+        return (
+            f"find out who stopped pid {pid} on {host} (Ctrl-Z, kill -STOP, a debugger); "
+            f"kill -CONT {pid} lets it go on, unless a debugger holds it"
+        )
     if reason in _OF_THE_LIVING:
         return f"look at the stack of pid {pid} on {host} (py-spy dump --pid {pid})"
     if reason in ("rank_exit_or_crash_suspected", "rank_exited"):

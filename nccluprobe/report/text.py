@@ -55,6 +55,8 @@ class Summary:
     calls: int = 0
     communicators: int = 0
     lost: int = 0
+    #: Processes of which no trace has a closing line.
+    unclosed: int = 0
     silent: list[str] = field(default_factory=list)
     looked: Looked | None = None
     notes: list[str] = field(default_factory=list)
@@ -104,7 +106,8 @@ def _waiting(f: Finding, entered: list[int]) -> str:
     """Who waits in the call, or did so until it ended, and for how long."""
     now = [r for r in entered if r not in f.past]
     they = tense_of(f, now or entered)
-    text = f"{in_job(f, now or entered)} {they.wait} in it{_lasted(f)}"
+    wait = "waited" if _over(f) else they.wait
+    text = f"{in_job(f, now or entered)} {wait} in it{_lasted(f)}"
     left = [r for r in entered if now and r in f.past]
     if left:
         has = verb(len(left), "has")
@@ -138,7 +141,8 @@ def _details(f: Finding) -> Iterable[str]:
         yield f"{counted(n, 'later call', 'is')} queued behind it"
     for key in ("note", "explanation"):
         if d.get(key):
-            yield str(d[key]).removeprefix(f"{NOT_DECIDABLE}: ")  # the sentence has said it
+            text = str(d[key]).removeprefix(f"{NOT_DECIDABLE}: ")  # the sentence has said it
+            yield _with_limit(text, f)
     for text in d.get("hypotheses") or ():
         yield f"perhaps: {text}"
     if d.get("several_shifts_fit"):
@@ -158,6 +162,14 @@ def _details(f: Finding) -> Iterable[str]:
     # Of an open cause or consequence the heading says which it is.
     role = "" if f.role != "unknown" else "; cause or consequence: not known"
     yield f"how sure: {sure}{f' ({reasons})' if reasons else ''}{role}; severity {f.severity}"
+
+
+def _with_limit(text: str, f: Finding) -> str:
+    """With how long "a while" was, where a text names the limit alone."""
+    limit = f.limits.get("missing_after_s")
+    if limit is None:
+        return text
+    return text.replace("(--missing-after)", f"({limit:g} s: --missing-after)")
 
 
 def _told_of(f: Finding) -> list[dict[str, Any]]:
@@ -325,13 +337,23 @@ def single(f: Finding, colour: bool = False) -> str:
     return "\n".join(_one(f, _Paint(colour))) + "\n"
 
 
+def _over(f: Finding) -> int | None:
+    """When it was seen that a finding does not hold any more, unix ns; None: it tells of the past,
+    or holds."""
+    return f.details.get("resolved_at_unix_ns") if f.state == "resolved" else None
+
+
 def _one(f: Finding, paint: _Paint) -> list[str]:
     """One finding: the sentence, what is known, what to look at next."""
     head = {"root_cause": "CAUSE", "downstream": "CONSEQUENCE"}.get(f.role, "FINDING")
     if f.state == "resolved":
         head = "RESOLVED"
     code = "31;1" if f.severity == "error" and f.state == "open" else "33"
-    out = [paint(code, f"{head}  {f.hang_type}  [{f.id}]"), _wrap(sentence(f), "  ")]
+    out = [paint(code, f"{head}  {f.hang_type}  [{f.id}]")]
+    if over := _over(f):
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(over // 10**9))
+        out.append(_wrap(f"It is over, by {at}. What was found before that:", "  "))
+    out.append(_wrap(sentence(f), "  "))
     out += [_wrap(line, "    ", "  - ") for line in _details(f)]
     if f.state == "open" and (step := next_step(f)):
         out.append(_wrap(f"next: {step}", "    ", "  - "))
@@ -348,7 +370,14 @@ def _seen(s: Summary) -> str:
     counts = {"job": s.jobs, "process": s.processes, "communicator": s.communicators}
     counts["call"] = s.calls
     text = ", ".join(counted(n, what) for what, n in counts.items())
-    return f"{text}; {counted(s.lost, 'event')} lost"
+    if not s.unclosed:
+        return f"{text}; {counted(s.lost, 'event')} lost"
+    n = s.unclosed
+    return (
+        f"{text}; {counted(s.lost, 'event')} lost as far as was written, and what was lost after "
+        f"that is not known: the {plural(n, 'trace')} of {counted(n, 'process')} "
+        f"{verb(n, 'has')} no closing line"
+    )
 
 
 def _coverage(s: Summary) -> list[str]:

@@ -166,3 +166,22 @@ def test_a_job_is_judged_by_its_hosts_clock(
     (found,) = session.analysis.matcher.book.open.values()
     assert [who["rank"] for who in found.named] == [3]
     assert "s ahead of this machine's" in session.text(colour=False)
+
+
+def test_it_says_at_the_start_what_it_watches(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FindingWriter(tmp_path) as writer:
+        session.follow(writer, 0.0, None)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"watching in {tmp_path}: 4 traces so far" in said and "after 60 s" in said
+
+
+def test_it_says_that_it_waits_for_a_first_trace(
+    tmp_path: Path, signals: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(find([tmp_path], None), Options(), None, as_json=False)
+    with FindingWriter(tmp_path) as writer:
+        session.follow(writer, 0.0, None)
+    assert "no trace yet, waiting for one" in capsys.readouterr().err

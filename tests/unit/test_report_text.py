@@ -245,3 +245,41 @@ def test_who_destroys_a_communicator_in_order_did_not_give_up(
         comms[r].proc.comm_end(comms[r], t + 400.1, "destroy")
     found = [f for f in analyze_job(job) if f.hang_type == "collective_missing_enter"]
     assert [said in flat(f) for f in found] == [True]
+
+
+def test_what_is_over_is_told_as_what_was(tmp_path: Path) -> None:
+    """The words of a finding are those of when it was found; they stand under its end."""
+    now = made(named=[{"host": "n", "pid": 7, "rank": 9}])
+    assert "wait in it for 3.0 min" in flat(now)
+    over = now.resolved(1_700_000_000 * 10**9)
+    text = flat(over)
+    begin = "RESOLVED collective_missing_enter [" + over.id + "] It is over, by 2023-11-14 22:13:20"
+    assert text.startswith(begin)
+    assert "What was found before that: Rank 9 of the job" in text
+    assert "waited in it for 3.0 min" in text and "next:" not in text
+
+
+def test_one_that_came_late_has_always_been_past() -> None:
+    late = made("delayed_collective_enter", state="resolved", details={"summary": "It came late."})
+    assert "It is over" not in flat(late)
+
+
+@pytest.mark.parametrize("reason", ["rank_alive_but_not_entered", "rank_inside_other_call"])
+def test_what_to_do_about_a_process_that_was_stopped(reason: str) -> None:
+    status = {"comm_rank": 1, "global_rank": 9, "reason": reason, "host": "n", "pid": 7}
+    named = [{"host": "n", "pid": 7, "rank": 9}]
+
+    def step(**more: Any) -> str:
+        details = {"missing_rank_status": [{**status, **more}], "reason": reason}
+        return next_step(made(details=details, named=named)) or ""
+
+    assert "py-spy dump --pid 7" in step(main_thread="syscall")
+    text = step(main_thread="stopped")
+    assert "who stopped pid 7 on n" in text and "kill -CONT 7" in text and "py-spy" not in text
+    assert "kill -CONT" not in step(main_thread="stopped", process_end="signaled")
+
+
+def test_a_limit_is_told_with_its_value() -> None:
+    note = "the looks are too near to each other: look again after a while (--missing-after)"
+    f = made(details={"note": note}, limits={"missing_after_s": 60.0})
+    assert "after a while (60 s: --missing-after)" in flat(f)
