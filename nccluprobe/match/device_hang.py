@@ -73,7 +73,8 @@ def settle(
     Of who crashed beside them, where nobody else is to blame.
     """
     comms = list(comms)
-    hung = _hung(waits, findings, comms, context, device)
+    now = [w for w in waits if not w.gone_on]
+    hung = _hung(now, _of_now(findings, waits, comms), comms, context, device)
     return hung + beside_stall([*findings, *hung], comms, context)
 
 
@@ -174,7 +175,6 @@ def _judge(
     context: Callable[[Communicator], Context],
     device: Device | None,
 ) -> Finding | None:
-    findings = _of_now(findings, waits)
     causes = [f for f in findings if f.role == "root_cause"]
     if any(not _is_blame(f) for f in causes):
         return None  # it is explained
@@ -221,10 +221,25 @@ def _judge(
     return f
 
 
-def _of_now(findings: list[Finding], waits: Sequence[Wait]) -> list[Finding]:
-    """The findings without waits that all gave up and went on from: signs are of now."""
+def _of_now(
+    findings: list[Finding], waits: Sequence[Wait], comms: Iterable[Communicator]
+) -> list[Finding]:
+    """The findings but those that all gave up and went on from: signs are of now."""
     over = {id(w.finding) for w in waits if w.gone_on}
-    return [f for f in findings if id(f) not in over]
+    left = {(c.key.hash, c.key.instance) for c in comms if _is_left(c)}
+    return [
+        f
+        for f in findings
+        if id(f) not in over and (f.comm_uid_hash, f.details.get("instance")) not in left
+    ]
+
+
+def _is_left(comm: Communicator) -> bool:
+    """Whether all who are known have ended a communicator, and some have called NCCL after that."""
+    ends = [e.end.t for e in comm.endpoints.values() if e.end is not None]
+    if not ends or len(ends) < len(comm.endpoints):
+        return False
+    return any(e.process.last_call > max(ends) for e in comm.endpoints.values())
 
 
 def _busy(ends: Mapping[Hashable, list[Endpoint]], waits: Sequence[Wait]) -> set[Hashable]:

@@ -56,6 +56,49 @@ def test_a_fault_after_a_restart_is_a_cause_of_its_own(fault: str) -> None:
 
 
 @pytest.mark.parametrize("by", [[0, 2, 3], [0, 1, 2, 3]])
+def test_one_rank_breaks_the_communicator_made_anew_too(by: list[int]) -> None:
+    """Rank 1 comes neither to a call of the first nor, later, to one of the second."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
+    given_up(job, comms, t, by)
+    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
+    t = steps(anew, 10, start=t + 406)
+    steps([c for r, c in enumerate(anew) if r != 1], 1, start=t)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    assert told(job) == {
+        FIRST: ("collective_missing_enter", [1], ""),
+        SECOND: ("collective_missing_enter", [1], ""),
+    }
+
+
+@pytest.mark.parametrize("fault", ["count", "missing"])
+def test_a_fault_before_a_restart_explains_no_silence_after_it(fault: str) -> None:
+    """Rank 1 broke the first communicator; later rank 0 waits for rank 1, and rank 2 is idle."""
+    job = Job()
+    comms = job.world(3, comm_hash=FIRST)
+    t = steps(comms, 20)
+    for r, c in enumerate(comms):
+        if r != 1 or fault != "missing":
+            c.proc.call(c, "ncclAllReduce", t, count=8 if r == 1 else 16)
+    given_up(job, comms, t, [0, 1, 2])
+    anew = [c.proc.comm(SECOND, r, 3, t=t + 402) for r, c in enumerate(comms)]
+    pair = [job.procs[r].comm(THIRD, r, 2, t=t + 402) for r in (0, 1)]
+    t = steps(pair, 3, start=steps(anew, 5, start=t + 406))
+    steps(pair[:1], 1, start=t)
+    for p in job.procs:
+        p.cover(t - 1, t + 400)
+    first = "collective_missing_enter" if fault == "missing" else "collective_mismatch"
+    assert told(job) == {
+        FIRST: (first, [1], ""),
+        SECOND: ("collective_all_ranks_stuck", [], ""),
+        THIRD: ("collective_missing_enter", [1], SECOND),
+    }
+
+
+@pytest.mark.parametrize("by", [[0, 2, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("api", [False, True])
 def test_a_fault_before_a_restart_does_not_come_from_one_after_it(by: list[int], api: bool) -> None:
     """Rank 1 does not come; on the communicator made anew rank 2 makes another call than all."""
