@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nccluprobe.cli import output
+from nccluprobe.cli.collisions import runs_apart
 from nccluprobe.cli.judging import Session, nothing_read
 from nccluprobe.cli.limits import (
     ErrorAfter,
@@ -26,6 +28,9 @@ from nccluprobe.cli.paths import check_there
 from nccluprobe.errors import ExitCode, NccluprobeError
 from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import one_kind
+from nccluprobe.match.options import Options
+from nccluprobe.plural import counted
+from nccluprobe.report.words import escape
 from nccluprobe.report.writer import FINDINGS, FindingWriter
 
 
@@ -74,6 +79,52 @@ def analyze(
     kind = one_kind(source)
     found = find(folders, kind)
     session = Session(found, options, run_id, as_json)
+    if not follow:
+        session.load()
+        runs = [] if found.any or run_id is not None else runs_apart(session.analysis.matcher)
+        if runs:
+            return _each(runs, found, options, out, as_json, folders)
+    return _judge(session, found, out, folders, follow, duration, until_quiet)
+
+
+def _each(
+    runs: list[str],
+    found: Found,
+    options: Options,
+    out: Path | None,
+    as_json: bool,
+    folders: list[Path],
+) -> int:
+    """Judge runs one by one, as their communicators have one hash; the worst exit code."""
+    output.say(
+        f"communicators of {counted(len(runs), 'run')} have the same hash and ranks: each run is "
+        "judged by itself, as with --run-id, which `explain` needs, too"
+    )
+    codes = set()
+    for n, run in enumerate(runs):
+        if not as_json:
+            sys.stdout.write(f"{chr(10) * (n > 0)}Run {escape(run)}:\n\n")
+        session = Session(found, options, run, as_json)
+        session.load()
+        try:
+            codes.add(_judge(session, found, out, folders))
+        except NccluprobeError as error:
+            output.say(str(error))
+            codes.add(int(error.code))
+    worst = (ExitCode.FINDINGS, ExitCode.OUTPUT, ExitCode.NO_TRACE, ExitCode.NOTICES)
+    return int(next((code for code in worst if code in codes), ExitCode.OK))
+
+
+def _judge(
+    session: Session,
+    found: Found,
+    out: Path | None,
+    folders: list[Path],
+    follow: bool = False,
+    duration: float | None = None,
+    until_quiet: float | None = None,
+) -> int:
+    """Judge, write, show; the exit code."""
     unwritten: NccluprobeError | None = None
     with FindingWriter(out or _default_out(found)) as writer:
         try:
@@ -104,7 +155,7 @@ def analyze(
             raise NccluprobeError(str(unwritten), ExitCode.FINDINGS)
     if unwritten is not None:
         raise unwritten
-    raise nothing_read(session, folders, run_id)
+    raise nothing_read(session, folders)
 
 
 def _unshown(session: Session, error: OSError) -> None:

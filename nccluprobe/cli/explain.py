@@ -87,7 +87,7 @@ def explain(
     session.analysis.kept = []
     session.load()
     if not session.has_input():
-        raise nothing_read(session, runs, run_id)
+        raise nothing_read(session, runs)
     session.declare()
     session.analysis.scan(None)
     f = _pick(session.analysis.matcher.book.all(), finding_id, runs)

@@ -56,7 +56,7 @@ class Session:
     def __init__(self, found: Found, options: Options, run_id: str | None, as_json: bool) -> None:
         self.reader = TraceReader(found.traces, run_id)
         self.found = found
-        self._run_id = run_id
+        self.run_id = run_id
         self.imported: Imported | None = None
         self.analysis = Analysis(options, scanner.load())
         self.as_json = as_json
@@ -123,7 +123,7 @@ class Session:
         other = self.analysis.corrected()
         if other is not None:
             self.analysis = other
-            self.reader = TraceReader(self.found.traces, self._run_id)
+            self.reader = TraceReader(self.found.traces, self.run_id)
         return other is not None
 
     def _read_all(self) -> None:
@@ -137,8 +137,7 @@ class Session:
                 break
 
     def afterwards(self, writer: FindingWriter) -> None:
-        """Read all, judge at the end of the traces."""
-        self.load()
+        """Judge at the end of the traces, all of which are read."""
         self.declare()
         self._emit(self.analysis.scan(None), writer)
 
@@ -282,11 +281,11 @@ class Session:
         return ExitCode.NOTICES if found else ExitCode.OK
 
 
-def nothing_read(session: Session, folders: list[Path], run_id: str | None) -> NccluprobeError:
+def nothing_read(session: Session, folders: list[Path]) -> NccluprobeError:
     """Why there is nothing to judge, and what to do."""
     if session.imported is not None and session.imported.told.problems:
         return NccluprobeError(_denied(session.imported.told.problems[0]), ExitCode.NO_TRACE)
-    known = sorted(session.reader.run_ids)
+    run_id, known = session.run_id, sorted(session.reader.run_ids)
     if run_id is not None and known:
         more = "" if len(known) <= 20 else f" and {len(known) - 20} more"
         return NccluprobeError(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable, Iterator
 
 from nccluprobe import procinfo
+from nccluprobe.cli.collisions import collision_notes
 from nccluprobe.cli.ends import end_notes, without_end
 from nccluprobe.importers.run import Imported
 from nccluprobe.match import tense
@@ -68,9 +69,8 @@ def waiting_notes(matcher: Matcher) -> list[str]:
             )
             continue
         counts = _missed_for(matcher, w)
-        excused = any(e.process.in_phase for e in w.absent) or (
-            _is_for_one(w) and matcher.options.idle_declared(w.comm.name, w.comm.key.hash)
-        )
+        declared = _is_for_one(w) and matcher.options.idle_declared(w.comm.name, w.comm.key.hash)
+        excused = declared or any(e.process.in_phase for e in w.absent)
         if counts < limit and not excused:
             lasting.append((counts, they.fate is not None))
         least = " or more" if all(e.process.found_gone for e in w.entered) else ""
@@ -79,7 +79,7 @@ def waiting_notes(matcher: Matcher) -> list[str]:
         what = "waiting" if they.fate is None else "waited"
         found.append(
             f"{what} for {waited:.0f} s{least}{then}, no finding: {named(w.entered, where)} in "
-            f"{w.label}; not there: {away}"
+            f"{w.label}; not there: {away}{', declared as idle (--idle-ok)' * declared}"
         )
     inside, lasted = _inside_notes(matcher, limit)
     found = _first(found, "more wait", " without a finding")
@@ -271,6 +271,8 @@ def summary_of(
     for why, n in sorted(matcher.not_judged().items()):
         of = "a communicator" if n == 1 else "communicators"
         notes.append(f"{counted(n, 'endpoint')} of {of} not judged, or not surely: {why}")
+    collided = collision_notes(analysis)
+    notes += collided
     looked = _looked(matcher)
     if looked is not None and processes:
         notes.append(
@@ -315,6 +317,7 @@ def summary_of(
         calls=counts.calls,
         communicators=matcher.comms_seen,
         lost=sum(p.lost for p in processes),
+        collided=bool(collided),
         unclosed=without_end(processes, time.time_ns()),
         silent=list(now_silent.values()),
         looked=looked,

@@ -14,7 +14,7 @@ from nccluprobe.plural import counted, plural, verb
 from nccluprobe.report.grounds import grounds
 from nccluprobe.report.next_step import next_step
 from nccluprobe.report.ranks import blamed, in_job, is_other, members, short, tense_of
-from nccluprobe.report.words import ago, doubts, escape, why
+from nccluprobe.report.words import MAYBE_UNTRACED, ago, doubts, escape, why
 
 WIDTH = 80
 _FOLD = 6
@@ -57,6 +57,8 @@ class Summary:
     lost: int = 0
     #: Processes of which no trace has a closing line.
     unclosed: int = 0
+    #: Communicators are not judged, as processes of several jobs may be in them.
+    collided: bool = False
     silent: list[str] = field(default_factory=list)
     looked: Looked | None = None
     notes: list[str] = field(default_factory=list)
@@ -132,7 +134,10 @@ def _details(f: Finding) -> Iterable[str]:
     if where := _where(f):
         yield where
     for status in _told_of(f)[:_FOLD]:
-        yield f"{short(status)}: {why(status)}"
+        text = why(status)
+        if d.get("candidates"):  # who is traced and not in it is named, and may be that rank
+            text = text.removesuffix(MAYBE_UNTRACED)
+        yield f"{short(status)}: {text}"
     if d.get("signature"):
         yield f"call: {d['signature']}"
     yield from _sites(f)
@@ -266,7 +271,8 @@ def report(findings: list[Finding], summary: Summary, colour: bool = False) -> s
     paint = _Paint(colour)
     out: list[str] = []
     if not findings:
-        out.append(paint("32", "No finding."))
+        some = ", but not all could be judged: see below" if summary.collided else ""
+        out.append(paint("33" if some else "32", f"No finding{some}."))
     ranked = sorted(findings, key=_order)
     jobs = list(dict.fromkeys(f.job for f in ranked))
     for job in jobs:

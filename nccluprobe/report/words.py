@@ -24,6 +24,8 @@ _PLACED = {
 }
 
 
+#: Of a rank of which no process is known.
+MAYBE_UNTRACED = "; it may not be traced"
 #: Of a rank whose process nobody has looked at.
 NOTHING_KNOWN = "it has not come to this call"
 
@@ -83,7 +85,7 @@ def why(status: dict[str, Any]) -> str:
             return "its call may be among the events that were lost"
         return f"its call may be among the {counted(lost, 'event')} that {verb(lost, 'was')} lost"
     if reason == "ranks_not_in_init":
-        return "not seen in the initialisation; it may not be traced"
+        return f"not seen in the initialisation{MAYBE_UNTRACED}"
     if reason == "call_not_returned" and over:
         return f"its call did not return{until}, although nothing is known to have held it up"
     if reason != "rank_alive_but_not_entered":

@@ -199,7 +199,7 @@ class FindingWriter:
 
 def _said(line: dict[str, Any]) -> tuple[object, ...]:
     """What a change of is worth a line."""
-    names = ("state", "severity", "role", "hang_type", "comm_uid_hash", "comm_seq")
+    names = ("state", "severity", "role", "hang_type", "comm_uid_hash", "comm_seq", "run_id")
     limits = line.get("limits")
     return (
         *(line.get(name) for name in names),

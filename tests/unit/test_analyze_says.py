@@ -367,3 +367,17 @@ def test_for_how_long_nobody_called_where_some_ranks_are_not_traced(
     assert "not traced: ranks 2-3 of communicator" in text
     assert ("no other one has made a call on it for 100 s" in text) == (calls == "none")
     assert ("no other one" in text) == (calls == "none")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_wait_that_was_declared_is_said_to_be(tmp_path: Path, declared: bool) -> None:
+    job = Job()
+    comms = job.world(3)
+    t = steps(comms, 5)
+    for c in comms[1:]:
+        c.proc.call(c, "ncclBroadcast", t, root=0)
+    cover(job.procs, t + (100 if declared else 20))
+    job.write(tmp_path)
+    _, text, _ = command("analyze", tmp_path, *(("--idle-ok", "*aa") if declared else ()))
+    assert "no finding: ranks 1-2" in text
+    assert ("declared as idle (--idle-ok)" in text) is declared

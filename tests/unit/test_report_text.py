@@ -283,3 +283,14 @@ def test_a_limit_is_told_with_its_value() -> None:
     note = "the looks are too near to each other: look again after a while (--missing-after)"
     f = made(details={"note": note}, limits={"missing_after_s": 60.0})
     assert "after a while (60 s: --missing-after)" in flat(f)
+
+
+@pytest.mark.parametrize("candidates", [[], [{"rank": 9, "pid": 7, "host": "n"}]])
+def test_who_is_traced_and_not_in_an_initialisation_is_not_said_to_lack_a_trace(
+    candidates: list[dict[str, Any]],
+) -> None:
+    status = {"comm_rank": 1, "global_rank": None, "reason": "ranks_not_in_init"}
+    details = {"missing_rank_status": [status], "candidates": candidates, "summary": "It waits."}
+    text = flat(made("comm_init_missing_enter", details=details))
+    assert "not seen in the initialisation" in text
+    assert ("it may not be traced" in text) is not candidates
