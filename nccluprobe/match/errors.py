@@ -165,8 +165,11 @@ def _aborted(call: m.Call, e: Endpoint) -> bool:
     """Whether the call ended because its communicator was being ended."""
     if e.end is None:
         return False
-    overlaps = call.t <= e.end.t <= call.t_exit
-    return overlaps or (call.comm is not None and call.t >= e.end.t)
+    if call.t <= e.end.t <= call.t_exit:
+        return True
+    api = BY_NAME.get(call.api)
+    ends = api is not None and api.ends_comm is not None  # be it finalized, and aborted since
+    return call.comm is not None and (ends or call.t >= e.end.t)
 
 
 def _finding(error: _Error, ctx: Context) -> Finding:

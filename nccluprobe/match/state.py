@@ -283,7 +283,10 @@ class State:
                 self._touch(e)
 
     def _comm_end(self, end: m.CommEnd) -> None:
-        if (e := self.endpoints.get((end.source, end.comm))) is not None and e.end is None:
+        if (e := self.endpoints.get((end.source, end.comm))) is None:
+            return
+        # Who finalizes it, and aborts it then, has broken off what the first had to wait for.
+        if e.end is None or (e.end.orderly and not end.orderly):
             e.end = end
             self._touch(e)
             if end.how == "abort":

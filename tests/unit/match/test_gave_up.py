@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.analysis import analyze_job, blamed, cover, steps
-from support.tracegen import Comm, Job
+from support.tracegen import Comm, Job, unix
 
 AR, SEND, INIT, ABORT = "ncclAllReduce", "ncclSend", "ncclCommInitRankConfig", "ncclCommAbort"
 BIG = 1 << 24
@@ -196,3 +196,26 @@ def test_what_a_rank_did_before_it_gave_up_counts_however_long_it_did_else_since
             c.proc.coverage(203.0 + i, main=("running", "nccl")[i % 2])
     found = [f for f in analyze_job(job) if f.role == "root_cause"]
     assert blamed(found) == named
+
+
+@pytest.mark.parametrize("hung", [True, False])
+def test_who_aborts_what_it_had_finalized_gave_up_then(hung: bool) -> None:
+    """Three ranks wait in ncclCommFinalize for the last one, and abort 101 s later.
+
+    Or that one has called it as well, and all free their communicators so.
+    """
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 20)
+    there = comms[:3] if hung else comms
+    for c in there:
+        c.proc.comm_end(c, t, "finalize")
+        c.proc.call(c, "ncclCommFinalize", t, dur=101 if hung else 0.1, rc=3 if hung else 0)
+    for p in (c.proc for c in there if hung):
+        p.cover(0.5, t + 101, main="nccl", in_flight=1)
+    give_up(there, t + 101)
+    cover(job.procs, t + 400)
+    found = analyze_job(job)
+    kinds = {(f.hang_type, f.severity, f.since) for f in found}
+    assert kinds == ({("nccl_missing_exit", "error", unix(t))} if hung else set())
+    assert blamed(found) == ({3} if hung else set())
