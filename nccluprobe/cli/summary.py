@@ -19,6 +19,7 @@ from nccluprobe.match.process import Process, Who
 from nccluprobe.match.status import is_silent, left_at
 from nccluprobe.match.untraced import untraced
 from nccluprobe.match.waits import Wait
+from nccluprobe.nccl.api import BY_NAME
 from nccluprobe.plural import counted, plural, verb
 from nccluprobe.report.text import Looked, Summary
 from nccluprobe.trace.heartbeats import HeartbeatReader
@@ -27,6 +28,8 @@ from nccluprobe.trace.reader import TraceReader
 _LISTED = 5
 #: What is advised for a limit, as a part of what was waited.
 _SOME_LESS = 0.9
+#: A shorter limit is of no use, s.
+_LEAST_ADVISED = 1.0
 _TRY = "try --missing-after"
 
 
@@ -77,9 +80,11 @@ def waiting_notes(matcher: Matcher) -> list[str]:
         over = all(e.end is not None for e in w.entered)
         then = " before they ended the communicator" if over else they.until
         what = "waiting" if they.fate is None else "waited"
+        free = f", missed for {counts:.1f} s of it" if counts < limit <= waited else ""
+        why = ", declared as idle (--idle-ok)" if declared else "" if excused else free
         found.append(
             f"{what} for {waited:.0f} s{least}{then}, no finding: {named(w.entered, where)} in "
-            f"{w.label}; not there: {away}{', declared as idle (--idle-ok)' * declared}"
+            f"{w.label}; not there: {away}{why}"
         )
     inside, lasted = _inside_notes(matcher, limit)
     found = _first(found, "more wait", " without a finding")
@@ -94,9 +99,12 @@ def _is_for_one(w: Wait) -> bool:
 def _missed_for(matcher: Matcher, w: Wait) -> float:
     """For how many seconds all who are absent were missed, as a finding counts it.
 
-    Who called something else meanwhile, or was held up itself, is missed since then.
+    Who called something else meanwhile, or was held up itself, is missed since then, but for the
+    making of a communicator: that is waited for from the first one on.
     """
     until = max((_waits_until(matcher, e) for e in w.entered), default=0)
+    if (api := BY_NAME.get(w.api or "")) is not None and api.makes_comm:
+        return max(0, until - w.first) / 1e9
     missed = []
     for e in w.absent:
         since = max(w.first, e.last_t, e.process.held_until(w.first))
@@ -150,10 +158,12 @@ def _shorter_limit(short: list[tuple[float, bool]], limit: float) -> list[str]:
     if not short:
         return []
     longest = max(waited for waited, _ in short)
+    why = f"a wait is a finding from {limit:g} s on (--missing-after)"
+    if longest < _LEAST_ADVISED and not all(ended for _, ended in short):
+        return [f"{why}, counted from when those who are not there were held up by nothing seen"]
     # Some less than they have lasted: who came later is to be found waiting, too.
     least = min(waited for waited, _ in short if waited >= longest / 2)
     after = max(int(least * _SOME_LESS), min(1, int(least)))
-    why = f"a wait is a finding from {limit:g} s on (--missing-after)"
     what = f"{_TRY} {after}, by which one of {after} s or more is a finding"
     if all(ended for _, ended in short):
         return [f"{why}; who waited has ended, so none of these becomes one: {what}"]

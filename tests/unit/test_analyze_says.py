@@ -381,3 +381,37 @@ def test_a_wait_that_was_declared_is_said_to_be(tmp_path: Path, declared: bool) 
     _, text, _ = command("analyze", tmp_path, *(("--idle-ok", "*aa") if declared else ()))
     assert "no finding: ranks 1-2" in text
     assert ("declared as idle (--idle-ok)" in text) is declared
+
+
+def held_up(out: Path, api: str, waited: float, **call: int) -> None:
+    """Three ranks wait for a fourth, which was in a long wait itself until just now."""
+    job = Job()
+    comms = job.world(4)
+    t = steps(comms, 5)
+    other = job.procs[3].comm("00000000000000bb", 0, 2, t=t)
+    late = job.proc(4).comm("00000000000000bb", 1, 2, t=t)
+    other.proc.call(other, "ncclAllReduce", t, dur=waited - 0.2)
+    late.proc.call(late, "ncclAllReduce", t + waited - 0.21)
+    for c in comms[:3]:
+        c.proc.enter(c, api, t + 0.1, **call)
+    cover(job.procs, t + waited + 0.1)
+    job.write(out)
+
+
+def test_no_limit_of_nothing_is_advised(tmp_path: Path) -> None:
+    held_up(tmp_path, "ncclAllReduce", 10)
+    limits = ("--missing-after", 4, "--late-after", 3)
+    _, text, _ = command("analyze", tmp_path, *limits)
+    assert "waiting for 10 s, no finding: ranks 0-2" in text and "missed for 0.3 s of it" in text
+    assert "finding from 4 s on (--missing-after), counted from when" in text
+    assert "try --missing-after" not in text
+
+
+def test_the_limit_that_is_advised_for_a_split_makes_a_finding(tmp_path: Path) -> None:
+    """Whoever was held up meanwhile: a split is waited for from its first caller on."""
+    held_up(tmp_path, "ncclCommSplit", 3.7, color=0, key=0, ord=1)
+    _, text, _ = command("analyze", tmp_path, "--missing-after", 4, "--late-after", 3)
+    assert "No finding." in text and "in ncclCommSplit 1; not there: rank 3" in text
+    assert "try --missing-after 3," in text
+    code, text, _ = command("analyze", tmp_path, "--missing-after", 3, "--late-after", 3)
+    assert code == ExitCode.NOTICES and "Rank 3 did not enter split 1" in text
