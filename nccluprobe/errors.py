@@ -7,6 +7,7 @@ what to do) and exits with its code.  docs/exit-codes.md is generated from
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 
 
@@ -53,6 +54,16 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.INTERRUPTED: "ended by Ctrl-C: by the first one where nothing is to be cleaned up, "
     "else by the second",
 }
+
+
+def remedy(what: str = "run it with sudo") -> str:
+    """What to do where a privilege is missing: to root, sudo gives nothing more."""
+    if os.geteuid() != 0:
+        return what
+    return (
+        "root is not enough here: a container, a user namespace, a security module or a file "
+        "server withholds it"
+    )
 
 
 class NccluprobeError(Exception):

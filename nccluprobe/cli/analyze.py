@@ -25,7 +25,7 @@ from nccluprobe.cli.limits import (
 )
 from nccluprobe.cli.numbers import seconds
 from nccluprobe.cli.paths import check_there
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 from nccluprobe.importers.files import Found, find
 from nccluprobe.importers.run import one_kind
 from nccluprobe.match.options import Options
@@ -183,8 +183,8 @@ def _default_out(found: Found) -> Path:
         inside = [p for p in runs.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError as error:
         raise NccluprobeError(
-            f"{runs} cannot be read: {error.strerror}; traces belong to who runs the traced "
-            "processes, others need sudo",
+            f"{runs} cannot be read: {error.strerror}; "
+            + remedy("traces belong to who runs the traced processes, others need sudo"),
             ExitCode.NO_TRACE,
         ) from error
     if len(inside) == 1 and not any(runs.glob("*.jsonl")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ import typer
 
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes
 from nccluprobe.cli.output import say
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 from nccluprobe.plural import counted, verb
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def collect(
     """Write the traces of processes that run under `nccluprobe preload --print-env`."""
     from nccluprobe.capture import preload_env
     from nccluprobe.cli.unwritten import refuse_unclosed
+    from nccluprobe.collect.safedir import check_out
 
+    check_out(out)
     where = folder if folder is not None else preload_env.default_folder()
     found: list[Stats] = []
     for one in _left(where) if once and folder is None else [where]:
@@ -85,7 +88,8 @@ def _collect(
         _refuse_nothing(where)
     elif where.is_dir() and not os.access(where, os.R_OK | os.X_OK, effective_ids=True):
         raise NccluprobeError(
-            f"{where} cannot be read: the records belong to who runs the job, others need sudo",
+            f"{where} cannot be read: "
+            + remedy("the records belong to who runs the job, others need sudo"),
             ExitCode.NOT_PERMITTED,
         )
     source, collector = make(
@@ -119,11 +123,16 @@ def _collect(
     if left:
         say(
             f"{counted(left, 'process')} of the job still {verb(left, 'runs')}: "
-            f"`nccluprobe collect {source.folder} --out {out}` stays with "
+            f"`{command_for(source.folder, out)}` stays with "
             f"{'it' if left == 1 else 'them'}"
         )
     say_unwritten(collector.stats, say)
     return collector.stats
+
+
+def command_for(folder: str, out: Path) -> str:
+    """What goes on with the processes of a folder, into the same traces."""
+    return shlex.join(["nccluprobe", "collect", folder, "--out", str(out.absolute())])
 
 
 def _left(common: Path) -> list[Path]:

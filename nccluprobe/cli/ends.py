@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Collection
 
@@ -14,8 +15,13 @@ TRACERS = ("ebpf", "preload")
 _STOPPED = 10_000_000_000
 
 
-def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[str]:
-    """``boot_id`` and ``now`` (unix ns) are this machine's: only its own traces are old by it."""
+def end_notes(
+    processes: Collection[Process], boot_id: str, now: int, out: str = "DIR"
+) -> list[str]:
+    """``boot_id`` and ``now`` (unix ns) are this machine's: only its own traces are old by it.
+
+    ``out``: the folder that the traces were written to, as --out names it.
+    """
     notes = []
     gone = {p.who: p for p in processes if p.found_gone and p.alive_until}
     if gone:
@@ -49,7 +55,10 @@ def end_notes(processes: Collection[Process], boot_id: str, now: int) -> list[st
     left = [p for who, p in stopped.items() if who not in told | fresh]
     if left:
         preload = any(p.info is not None and p.info.front == "preload" for p in left)
-        more = ": `nccluprobe collect --once` writes the rest" if preload else ""
+        rest = (
+            f"`nccluprobe collect --once --out {shlex.quote(out)}` writes the rest, if it is left"
+        )
+        more = f": {rest}" if preload else ""
         notes.append(
             f"the {plural(len(left), 'trace')} of {counted(len(left), 'process')} "
             f"{verb(len(left), 'stops')} at {_clock(max(p.newest for p in left))} UTC without an "

@@ -13,7 +13,7 @@ import typer
 from nccluprobe.cli.numbers import seconds as time_in
 from nccluprobe.cli.numbers import whole
 from nccluprobe.cli.output import say
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 from nccluprobe.plural import counted
 
 _MAX_FILE = 256 << 20
@@ -96,8 +96,8 @@ def look(pids: list[int], globs: list[str], budget: Any) -> list[dict[str, Any]]
             looked.append(inspector.look(pid))
         except PermissionError as err:
             raise NccluprobeError(
-                f"the memory of process {pid} may not be read: run it with sudo "
-                "(CAP_SYS_PTRACE is needed)",
+                f"the memory of process {pid} may not be read (CAP_SYS_PTRACE is needed): "
+                + remedy(),
                 ExitCode.NOT_PERMITTED,
             ) from err
         except OSError as err:
@@ -115,7 +115,7 @@ def look(pids: list[int], globs: list[str], budget: Any) -> list[dict[str, Any]]
         except OSError:
             continue  # ended in between
     if refused:
-        say(f"{counted(refused, 'matching process')} may not be read: run it with sudo")
+        say(f"{counted(refused, 'matching process')} may not be read: {remedy()}")
     inspector.finish()
     if globs and not looked:
         raise NccluprobeError(

@@ -15,7 +15,7 @@ from types import FrameType
 
 from nccluprobe.cli import output
 from nccluprobe.cli.summary import summary_of
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 from nccluprobe.importers.files import RAS, Found
 from nccluprobe.importers.run import Imported, import_files
 from nccluprobe.match.finding import Finding
@@ -307,5 +307,5 @@ def nothing_read(session: Session, folders: list[Path]) -> NccluprobeError:
 
 def _denied(text: str) -> str:
     """With what to do about it, where that is all."""
-    owners = "; traces belong to who runs the traced processes, others need sudo"
-    return text + (owners if text.endswith(os.strerror(errno.EACCES)) else "")
+    owners = "traces belong to who runs the traced processes, others need sudo"
+    return text + (f"; {remedy(owners)}" if text.endswith(os.strerror(errno.EACCES)) else "")

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from nccluprobe import __version__
 from nccluprobe.cli import output
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 
 HELP = "Trace NVIDIA NCCL from outside and find the rank that never came."
 
@@ -145,7 +145,8 @@ def _unwritten(error: OSError) -> ExitCode:
         output.drop()
         return ExitCode.OK
     if isinstance(error, PermissionError) and error.filename is not None:
-        output.say(f"{os.fsdecode(error.filename)}: {error.strerror}; run it as its owner, or sudo")
+        do = remedy("run it as its owner, or with sudo")
+        output.say(f"{os.fsdecode(error.filename)}: {error.strerror}; {do}")
         return ExitCode.NOT_PERMITTED
     if error.errno not in output.FULL or error.filename is not None:
         raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from nccluprobe.capture import preload_env
-from nccluprobe.cli.collect import PERIOD_S, make
+from nccluprobe.cli.collect import PERIOD_S, command_for, make
 from nccluprobe.cli.numbers import MAX_BYTES, MaxBytes, whole
 from nccluprobe.cli.output import say
 from nccluprobe.errors import ExitCode, NccluprobeError
@@ -106,7 +106,7 @@ def preload(
             if not prepare(folder, path):
                 raise NccluprobeError(f"--lib {path}: not a copy of NCCL", ExitCode.NOT_NCCL)
         variables = preload_env.variables(library, folder, ring_kb, os.environ)
-        status = _run(found, command, {**os.environ, **variables}, mask, source, collector)
+        status = _run(found, command, {**os.environ, **variables}, mask, source, collector, out)
     return _pass_on(status)
 
 
@@ -122,6 +122,7 @@ def _run(
     mask: set[int | signal.Signals],
     source: PreloadSource,
     collector: Collector,
+    out: Path,
 ) -> int:
     """The command from its start to its end; its wait status."""
     child = os.posix_spawn(program, command, environ, setsigmask=mask, setsigdef=_RESTORED)
@@ -136,7 +137,7 @@ def _run(
         if found is not None:
             break
     ended.set()
-    _finish(source, collector)
+    _finish(source, collector, out)
     _, status = os.waitpid(child, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return status
@@ -151,7 +152,7 @@ def _forward(child: int, ended: threading.Event) -> None:
                 os.kill(child, got.si_signo)
 
 
-def _finish(source: PreloadSource, collector: Collector) -> None:
+def _finish(source: PreloadSource, collector: Collector, out: Path) -> None:
     """Reads the rest; says so when processes of the job live on."""
     deadline = time.monotonic() + _LINGER_S
     source.look_again()
@@ -171,11 +172,16 @@ def _finish(source: PreloadSource, collector: Collector) -> None:
     lost = sum(losses.overwritten.values()) + sum(losses.by_process.values())
     if lost:
         say(f"records lost or overwritten before they were read: {lost}; raise --ring-kb")
+    if not collector.stats.traced:
+        say(
+            "no NCCL call was seen, so there is no trace: nothing that the command started called "
+            "NCCL where LD_PRELOAD reaches it (`nccluprobe doctor PID` says of a process)"
+        )
     say_unwritten(collector.stats, say)
     if left:
         say(
             f"{counted(left, 'traced process', 'outlives')} the command; "
-            f"`nccluprobe collect {source.folder}` goes on with {'it' if left == 1 else 'them'}"
+            f"`{command_for(source.folder, out)}` goes on with {'it' if left == 1 else 'them'}"
         )
 
 

@@ -27,7 +27,7 @@ from nccluprobe.collect.collector import Collector
 from nccluprobe.collect.exits import ExitWatcher
 from nccluprobe.collect.safedir import check_out, parse_owner
 from nccluprobe.collect.writer import Limits
-from nccluprobe.errors import ExitCode, NccluprobeError
+from nccluprobe.errors import ExitCode, NccluprobeError, remedy
 from nccluprobe.plural import counted, plural, verb
 
 #: Matching processes that ended lately: their last records are still wanted.
@@ -281,6 +281,6 @@ def _check_privileges() -> None:
     for lack in caps.lacks:
         if lack.purpose == hazards.LOADING:
             raise NccluprobeError(
-                f"attach needs privileges for {lack.purpose}: missing {lack}; run it with sudo",
+                f"attach needs privileges for {lack.purpose}: missing {lack}; {remedy()}",
                 ExitCode.NOT_PERMITTED,
             )

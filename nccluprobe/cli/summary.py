@@ -305,7 +305,9 @@ def summary_of(
     notes += untraced_notes(matcher)
     notes += skew_notes(matcher, analysis.skews)
     notes += clock_notes(matcher)
-    notes += end_notes(processes, procinfo.boot_id(), time.time_ns())
+    outs = {name.rpartition("/tracing/")[0] for _, name in reader.names()} - {""}
+    out = outs.pop() if len(outs) == 1 else "DIR"
+    notes += end_notes(processes, procinfo.boot_id(), time.time_ns(), out)
     notes += waiting_notes(matcher)
     notes += phase_notes(matcher)
     if refused := heartbeats.refused:

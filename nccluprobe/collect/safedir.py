@@ -151,9 +151,8 @@ def open_out(path: Path, for_writing: bool = False) -> int:
                 todo.extend(parts[::-1])
         found = os.dup(trail[-1])
     except OSError as error:
-        why = error.strerror or str(error)
         raise NccluprobeError(
-            f"{absolute}: cannot be used for traces: {why}; choose another --out folder",
+            f"{absolute}: cannot be used for traces: {_why(error)}; choose another --out folder",
             ExitCode.OUTPUT,
         ) from error
     finally:
@@ -180,8 +179,15 @@ def _unwritable(folder: int) -> str | None:
     except FileExistsError:
         pass
     except OSError as error:
-        return error.strerror or str(error)
+        return _why(error)
     return None
+
+
+def _why(error: OSError) -> str:
+    """Why no folder could be made; what /proc and its like say to that makes no sense."""
+    if error.errno == errno.ENOENT:
+        return "this file system lets nobody make a folder there"
+    return error.strerror or str(error)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,15 @@ from typing import Any
 
 from nccluprobe.inspect.text import escape
 
+#: Whose variables told the rank.  Others set them as torchrun does, ``canary`` among them.
+_BY = {
+    "torchrun": "the variables of torchrun",
+    "environment": "the variable RANK",
+    "openmpi": "the variables of Open MPI",
+    "pmi": "the variables of PMI",
+    "slurm": "the variables of Slurm",
+}
+
 
 def render(host: dict[str, Any], targets: Sequence[dict[str, Any]]) -> Iterable[str]:
     """The machine, then each process."""
@@ -24,7 +33,8 @@ def render(host: dict[str, Any], targets: Sequence[dict[str, Any]]) -> Iterable[
 
 
 def _target(target: dict[str, Any]) -> Iterable[str]:
-    rank = "" if target["rank"] is None else f", rank {target['rank']} ({target['rank_source']})"
+    by = _BY.get(target["rank_source"], target["rank_source"])
+    rank = "" if target["rank"] is None else f", rank {target['rank']} by {by}"
     yield ""
     yield f"process {target['pid']} ({escape(target['exe'] or '?')}{rank})"
     if target["own_pid_namespace"] or target["own_mount_namespace"]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nccluprobe import __version__, resources
 from nccluprobe.capture import hazards
-from nccluprobe.errors import NccluprobeError
+from nccluprobe.errors import NccluprobeError, remedy
 from nccluprobe.nccl.layout import cache
 
 Check = dict[str, Any]
@@ -79,7 +79,7 @@ def _bpf() -> Check:
         return _check("BPF", True, "maps can be made", "")
     code = ctypes.get_errno()
     why = {
-        errno.EPERM: "not permitted: run as root, or with CAP_BPF and CAP_PERFMON",
+        errno.EPERM: f"not permitted: {remedy('run as root, or with CAP_BPF and CAP_PERFMON')}",
         errno.ENOSYS: "the kernel has no BPF (CONFIG_BPF_SYSCALL)",
     }.get(code, os.strerror(code))
     return _check("BPF", False, "", why)

@@ -13,6 +13,7 @@ from nccluprobe.capture import hazards
 from nccluprobe.capture.maps import read_file
 from nccluprobe.capture.preload_marks import about_preload
 from nccluprobe.capture.processes import ProcessMatcher, glance, is_running
+from nccluprobe.errors import remedy
 from nccluprobe.inspect.libraries import Copy, Libraries
 from nccluprobe.nccl.api import API_TABLE, Kind
 from nccluprobe.nccl.layout import to_json
@@ -63,7 +64,8 @@ def look_at_target(pid: int, host: dict[str, Any]) -> dict[str, Any]:
         copies = _libraries.of(pid)
         maps = read_file(f"/proc/{pid}/maps")
     except PermissionError:
-        problems.append("its maps may not be read: run doctor with sudo (CAP_SYS_PTRACE)")
+        do = remedy("run doctor with sudo")
+        problems.append(f"its maps may not be read (CAP_SYS_PTRACE is needed): {do}")
         found["memory_readable"] = False
         return found
     except OSError as err:

@@ -112,7 +112,8 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path, how: tuple[str, ...
         capture_output=True,
     )
     assert done.returncode == (ExitCode.OK if how == ("explain",) else ExitCode.NOTICES)
-    assert done.stderr == b""
+    said = done.stderr.splitlines()  # of --follow the line that it begins with
+    assert [b"watching" in line for line in said] == [True] * ("--follow" in how)
     if how == ("--json",):
         assert json.loads(done.stdout)["culprits"][0]["host"] == "n\u00f6de\u20ac"
     else:
