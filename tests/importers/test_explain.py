@@ -118,3 +118,11 @@ def test_sends_and_receives_of_a_pair_are_laid_beside_each_other(tmp_path: Path)
     assert "            no such receive to be seen\n" in pair
     rows = r"^  > +\d\d:\d\d:\d\d\.\d+  inside +ncclSend\(.*\n.*, #2 to rank 1$"
     assert re.search(rows, pair, re.MULTILINE), pair
+
+
+@pytest.mark.parametrize("kind", ["inspector", "fr"])
+def test_of_files_that_end_with_a_call_no_time_without_calls_is_told(
+    kind: str, tmp_path: Path
+) -> None:
+    text = explained(SAMPLES / kind, tmp_path)
+    assert "Rank by rank" in text and "no call for 0.0 s" not in text
