@@ -118,8 +118,8 @@ class _Roles:
         self.stalls = excuses.stalls(sorted(everything, key=repr))
         self._stall_of: dict[Hashable, Stall] = {a: s for s in self.stalls for a in s.candidates}
         self._of_cause: dict[Cause, Finding] = {}
-        #: "rank*" -> the findings that name it, one after the other
-        self._again: dict[Cause, list[Finding]] = {}
+        #: actor -> the findings that name it, one after the other
+        self._faults: dict[Hashable, list[Finding]] = {}
 
     def run(self) -> list[Finding]:
         """All roles; the findings that the graph adds."""
@@ -240,11 +240,11 @@ class _Roles:
         if not wanted:
             return
         for e in named:
-            cause = Cause("rank*", e.actor)
-            first = self._of_cause.setdefault(cause, f)
-            if first is f or self._over(first) <= min(w.first, max(e.last_t, e.info.t)):
-                f.role = "root_cause"  # it has come to other calls since that one was over
-                self._again.setdefault(cause, []).append(f)
+            before = self._faults.setdefault(e.actor, [])
+            came = min(w.first, max(e.last_t, e.info.t))
+            if all(self._over(g) <= came for g in before):
+                f.role = "root_cause"  # it has come to other calls since those were over
+                before.append(f)
         if f.role == "root_cause":
             f.culprits = tuple(who for who in f.culprits if who in wanted)
             chosen = any(self._chosen(w, e) for e in named) or is_beside_crash(w, named)
@@ -255,12 +255,12 @@ class _Roles:
                 f.supposes = True
         else:
             f.role = "downstream"
-            f.downstream_of = self._of_cause[Cause("rank*", named[0].actor)].id
+            f.downstream_of = self._faults[named[0].actor][-1].id
 
-    def _named(self, cause: Cause, t: int) -> Finding | None:
-        """The finding that names a rank, by the newest of its faults at that time."""
-        found = [g for g in self._again.get(cause, ()) if g.since <= t]
-        return max(found, key=lambda g: g.since, default=self._of_cause.get(cause))
+    def _named(self, actor: Hashable, t: int) -> Finding | None:
+        """The finding that names a rank: of several the first that was not over at that time."""
+        found = self._faults.get(actor, [])
+        return next((g for g in found if self._over(g) > t), found[-1] if found else None)
 
     def _over(self, f: Finding) -> float:
         """When all who waited had given up what a finding is about; infinite while one waits."""
@@ -358,7 +358,7 @@ class _Roles:
             if c.kind == "finding":
                 cited.append(str(c.key))
                 continue
-            g = self._named(Cause("rank*", c.key), w.first) or self._of_cause.get(c)
+            g = self._named(c.key, w.first) or self._of_cause.get(c)
             if g is not None and g is not f:
                 cited.append(g.id)
             if c.kind == "cycle" and g is None:

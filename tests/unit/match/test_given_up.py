@@ -211,3 +211,51 @@ def test_whose_call_failed_because_of_another_did_not_stay_away(fault: str) -> N
     assert blamed(found) == {2}
     (f,) = [f for f in found if f.hang_type != "nccl_error_exit"]
     assert f.role == "downstream"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_absence_after_one_that_was_given_up_is_one_fault(before: bool) -> None:
+    """Rank 3 does not come, all abort, and then it stays away from two new communicators."""
+    job = Job()
+    xs = job.world(4, comm_hash=FIRST)
+    t = steps(xs, 10)
+    if before:
+        steps(xs[:3], 1, start=t)
+        cover(job.procs, t + 100)
+        for x in xs:
+            x.proc.comm_end(x, t + 100, "abort")
+    t += 101
+    ys = [x.proc.comm(SECOND, r, 4, t=t) for r, x in enumerate(xs)]
+    zs = [xs[r].proc.comm(THIRD, i, 2, t=t) for i, r in enumerate((0, 3))]
+    t = steps(zs, 3, start=steps(ys, 10, start=t + 1)) + 1
+    steps(ys[1:3], 1, start=t)
+    steps(zs[:1], 1, start=t)
+    cover(job.procs, t + 400)
+    found = {f.comm_uid_hash: f for f in analyze_job(job)}
+    roots = {h for h, f in found.items() if f.role == "root_cause"}
+    assert roots == ({FIRST, SECOND} if before else {SECOND})
+    assert found[THIRD].downstream_of == found[SECOND].id
+
+
+def test_a_consequence_is_of_the_fault_that_is_not_over_when_it_begins() -> None:
+    """Rank 3 does not come, all abort; then it stays away again, and holds up rank 0.
+
+    Rank 2 has waited for that one from before it came to its own call.
+    """
+    job = Job()
+    xs = job.world(4, comm_hash=FIRST)
+    t = steps(xs, 10)
+    steps(xs[:3], 1, start=t)
+    cover(job.procs, t + 100)
+    for x in xs:
+        x.proc.comm_end(x, t + 100, "abort")
+    t += 101
+    ys = [xs[r].proc.comm(SECOND, i, 2, t=t) for i, r in enumerate((0, 3))]
+    zs = [xs[r].proc.comm(THIRD, i, 2, t=t) for i, r in enumerate((0, 2))]
+    t = steps([*ys, *zs], 10, start=t + 1) + 1
+    steps(zs[1:], 1, start=t)
+    ys[0].proc.enter(ys[0], "ncclAllReduce", t + 0.5)
+    cover(job.procs, t + 400)
+    found = {f.comm_uid_hash: f for f in analyze_job(job)}
+    assert [found[h].role for h in (FIRST, SECOND)] == ["root_cause", "root_cause"]
+    assert found[THIRD].downstream_of == found[SECOND].id
