@@ -20,6 +20,8 @@ from support.puppets import Ranks
 from support.traces import Trace, by_pid, check_order, read_trace, trace_paths, validate
 from support.waiting import wait_for
 
+from nccluprobe.errors import ExitCode
+
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(150)]
 
 RANKS = 4
@@ -308,6 +310,44 @@ def calls_lost(trace: Trace) -> int:
 def lines_lost(trace: Trace) -> int:
     """In this job every line that can be lost is a call."""
     return calls_lost(trace)
+
+
+def test_a_disk_that_stays_full(stage: Stage, analyze: Analyze) -> None:
+    """The count of what was not written is in the traces, and the report has it."""
+    disk = stage.tmpfs("disk", "1m")
+    daemon = stage.attach_glob(out=disk / "out")
+    ranks = stage.ranks(2, job="disk").init().collective(n=50)
+    met(daemon, ranks.pids)
+    fill(disk)
+    for _ in range(30):
+        ranks.collective(n=50)
+    daemon.wait_text(r"not written")
+    ranks[0].end()
+    daemon.wait_text("exited")
+    daemon.stop()
+    assert "the traces say of which processes" in daemon.stderr.text
+    traces = daemon.traces()
+    validate(traces)
+    assert [t.end and t.end["how"] for t in traces] == ["exited", "detached"]
+    lost = 0
+    for trace in traces:
+        skipped, missing = trace.coverage["skipped_disk"], 1550 - trace.counts()["ncclAllReduce"]
+        assert 0 < missing <= skipped <= missing + 3  # a coverage or clock line may be among them
+        lost += skipped
+    assert f"{lost:,} events lost." in " ".join(analyze(*[daemon.out]).text.split())
+
+
+def test_a_trace_that_cannot_be_closed(stage: Stage) -> None:
+    """No room from the first line to the last: on stderr, and in the exit code."""
+    disk = stage.tmpfs("disk", "1m")
+    daemon = stage.attach_glob(out=disk / "out")
+    fill(disk)
+    stage.ranks(2).init().collective(n=10)
+    daemon.wait_text(r"not written")
+    daemon.send_signal(signal.SIGINT)
+    assert daemon.wait() == ExitCode.OUTPUT
+    assert "2 traces have no closing lines" in daemon.stderr.text
+    assert "lines were skipped before" in daemon.stderr.text
 
 
 def test_unwritable_from_the_start(stage: Stage) -> None:
