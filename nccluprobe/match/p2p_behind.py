@@ -21,6 +21,7 @@ from nccluprobe.match.endpoint import Endpoint
 from nccluprobe.match.finding import Finding
 from nccluprobe.match.hosts import Host, host_of
 from nccluprobe.match.p2p_fill import epoch_of
+from nccluprobe.match.p2p_intervals import peer_left_out
 from nccluprobe.match.p2p_past import Heads, stream_of
 from nccluprobe.match.p2p_queue import IDX, ORD, PEER, SEND, SIG, Op, Side
 from nccluprobe.match.p2p_shape import left_one_out
@@ -79,13 +80,15 @@ def _judge(
     stream = stream_of(own, mine)
     if stream is None or s.node.streams != {(own.process.who, stream)}:
         return None  # its next call may not stand behind it
-    if slot == own.entered and (_may_come_before(own) or heads.left_out(comm, own)):
-        return None
     op = next((Op(*r) for r in mine.recent().tolist() if r[IDX] == part.idx), None)
     if op is None or not _may_be_next(mine, op, theirs, half, size):
         return None
-    says = left_one_out(comm, sides, mine, e, op)
-    if says is False:
+    before = peer_left_out(mine, theirs, op, slot)
+    left = slot == own.entered and (_may_come_before(own) or heads.left_out(comm, own))
+    if before is False and left:
+        return None
+    says = before or left_one_out(comm, sides, mine, e, op)
+    if says is False and before is False:
         return None  # it is the waiting rank that has left out the call
     culprit = e if says else None
     f = make.left_over(comm, ctx, own, e, (op,), culprit, loss=False, shifted=True, position=op.ord)
