@@ -39,6 +39,8 @@ class Steps:
             if side is not None and side.placed:
                 self._sides[rank] = side
         self._recent: dict[int, Table] = {}
+        self._nranks = comm.key.nranks
+        self._whole: dict[tuple[int, int], dict[int, int]] = {}
 
     def _rows(self, rank: int) -> Table | None:
         found = self._recent.get(rank)
@@ -69,10 +71,51 @@ class Steps:
         if not unit.group or own is None or other is None:
             return False
         mine = {g for rank, g in self.groups(own, unit.group) if rank == other}
+        mine = mine or self._short_of_all(unit, own, other)
         if len(mine) != 1 or not self._in_one_group(unit, own, other):
             return False
         end = peer.process.groups.get(mine.pop())
         return end is not None and not m.not_run(end.rc)
+
+    def _short_of_all(self, unit: Unit, own: int, other: int) -> set[int]:
+        """The peer's group of a step of all ranks, if these made as much as each other but it.
+
+        With what the unit needs it would have made as much, too.
+        """
+        of = self._of_all(own, unit.group)
+        if other not in of:
+            return set()
+        made = {rank: self._made(rank, group) for rank, group in of.items()}
+        sends, receives = made.pop(other)
+        lacked = [o.op.send for o in unit.ops if o.op.peer == other]
+        whole = (sends + lacked.count(0), receives + len(lacked) - lacked.count(0))
+        return {of[other]} if set(made.values()) == {whole} else set()
+
+    def _made(self, rank: int, group: int) -> tuple[int, int]:
+        """How many sends and receives of a group are remembered."""
+        rows = self._rows(rank)
+        assert rows is not None
+        sends = rows[rows[:, GROUP] == group][:, SEND]
+        return int(sends.sum()), int(len(sends) - sends.sum())
+
+    def _of_all(self, rank: int, group: int) -> dict[int, int]:
+        """rank -> group of a step in which each rank of the communicator has one group.
+
+        Such as a ring: its groups hang together through all ranks.  Empty: there is none.
+        """
+        if (known := self._whole.get((rank, group))) is not None:
+            return known
+        of, edge, single = {rank: group}, [(rank, group)], True
+        while edge and single:
+            for other, _, its_group in self._partners(*edge.pop()):
+                if its_group and other not in of:
+                    of[other] = its_group
+                    edge.append((other, its_group))
+                single = single and (not its_group or of[other] == its_group)
+        whole = single and len(of) == self._nranks
+        found = of if whole else {}
+        self._whole.update(dict.fromkeys(of.items(), found))
+        return found
 
     def _in_one_group(self, unit: Unit, own: int, other: int) -> bool:
         """Whether the peer made all of a step in one group when it last made what is needed."""
