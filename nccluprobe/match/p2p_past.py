@@ -89,15 +89,16 @@ class Heads:
         if not mine:
             return False
         edge = [(s, True) for s in self._before_next(peer)]
-        seen = {id(s.node) for s, _ in edge}
+        #: id of a stall -> whether all that is behind it has to end, too, as known so far
+        seen = {id(s): True for s, _ in edge}
         while edge:
             s, whole = edge.pop()
             if id(s.node) in mine:
                 return True
-            for ahead in self._needs(s, unit.endpoint, whole):
-                if id(ahead[0].node) not in seen:
-                    seen.add(id(ahead[0].node))
-                    edge.append(ahead)
+            for ahead, rest in self._needs(s, unit.endpoint, whole):
+                if id(ahead) not in seen or (rest and not seen[id(ahead)]):
+                    seen[id(ahead)] = rest
+                    edge.append((ahead, rest))
         return False
 
     def crosses(self, unit: Unit, peer: Endpoint) -> bool:
