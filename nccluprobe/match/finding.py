@@ -98,6 +98,8 @@ class Finding:
     limits: dict[str, float] = field(default_factory=dict)
     #: For the wait-for rule and the report, not written.
     since: int = 0
+    #: When all who waited had given it up, unix ns; None: somebody waits still.
+    until: int | None = None
     culprits: tuple[Hashable, ...] = ()  # processes it points at
     waiters: tuple[Hashable, ...] = ()  # processes that wait
     #: Culprits that nothing keeps from coming: they wait for nothing, or their peers came all

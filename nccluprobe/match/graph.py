@@ -24,7 +24,7 @@ from nccluprobe.match.peers import passed
 from nccluprobe.match.process import Actor
 from nccluprobe.match.program import Programs, odd_between
 from nccluprobe.match.status import crashed_alone, is_silent, left_at
-from nccluprobe.match.waits import Wait, seen_in
+from nccluprobe.match.waits import Wait, came_to, seen_in
 from nccluprobe.match.zeros import ahead_by_zero, shifted_by_zero
 
 #: Who ended a communicator after waiting so long in another gave up: a consequence.
@@ -104,6 +104,8 @@ class Graph:
         waits = [w for w in self.blockers.get(actor, ()) if not self._over(w)]
         if not waits or is_stopped(e) or actor[0] in self.broken:
             return []
+        # When the first one came will do: what it gave up before it came itself stands in no
+        # stream any more, so that the rule of the heads below sets that aside.
         newest = max(w.first for w in waits)
         waits = [w for w in waits if w.aborted.get(actor, newest) >= newest]
         if any(w.weak for w in waits) and host_of(e) is Host.AWAY:
@@ -125,7 +127,8 @@ class Graph:
         return [
             x
             for x in self.waits_of(e.actor)
-            if x.aborted.get(e.actor, went_on) >= went_on and (until is None or x.first < until)
+            if x.aborted.get(e.actor, went_on) >= went_on
+            and (until is None or came_to(x, e.actor) < until)
         ]
 
     def supposed(self, actor: Actor) -> bool:

@@ -55,6 +55,8 @@ def assign(
         who for f in findings if f.hang_type == "collective_missing_exit" for who in f.culprits
     )
     for w in waits:
+        if w.finding is not None:
+            w.finding.until = w.until
         if w.seq is None and w.finding is not None and (said := _reasons(w.finding)):
             w.weak = said == {_LOST}
     orders = [f for f in findings if f.hang_type == "cross_comm_order_inversion"]

@@ -84,7 +84,16 @@ def _does_not_return(f: Finding) -> bool:
     return f.comm_seq is not None and f.details.get("reason") == "call_not_returned"
 
 
+def _is_over_before(f: Finding, cause: Finding) -> bool:
+    """Whether all who waited had given it up before a cause came about: it is none of that."""
+    states = cause.details.get("missing_rank_status") or ()
+    ends = [s["ended_unix_ns"] for s in states if s.get("ended_unix_ns")]
+    return f.until is not None and f.until < min([cause.since, *ends])
+
+
 def _demote(f: Finding, cause: Finding) -> None:
+    if _is_over_before(f, cause):
+        return
     f.role, f.culprits = "unknown", ()
     f.details["perhaps_of"] = cause.id
     f.details["note"] = f"perhaps a consequence of {cause.id}, which is known for a cause"

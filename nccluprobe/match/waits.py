@@ -114,3 +114,8 @@ def entry_of(w: Wait, e: Endpoint) -> int:
         return e.oldest[1]
     t = e.t_at(w.at[0]) if w.at and w.seq is not None else None
     return w.first if t is None else t
+
+
+def came_to(w: Wait, actor: Actor) -> int:
+    """When an actor came to a wait that it sits in, unix ns; others may have come before."""
+    return max((entry_of(w, e) for e in w.entered if e.actor == actor), default=w.first)

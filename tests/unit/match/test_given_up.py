@@ -169,6 +169,50 @@ def test_who_waits_anew_is_held_by_that() -> None:
     }
 
 
+def test_what_a_rank_came_to_after_the_others_had_given_up_did_not_hold_it() -> None:
+    """Rank 0 waits for rank 1 and gives up; only then rank 1 comes where another waits longer."""
+    job = Job()
+    pair = [job.proc(0).comm(FIRST, 0, 2), job.proc(1).comm(FIRST, 1, 2)]
+    three = [p.comm(SECOND, i, 3) for i, p in enumerate((pair[1].proc, job.proc(2), job.proc(3)))]
+    alone = pair[0].proc.comm(THIRD, 0, 1)
+    t = steps([*pair, *three, alone], 10)
+    steps([pair[0]], 1, start=t)
+    steps([three[2]], 1, start=t + 1)
+    given_up(job, pair, t, [0])
+    steps([three[0], alone], 1, start=t + 401)
+    for p in job.procs:
+        p.cover(t + 401, t + 800)
+    assert told(job) == {
+        FIRST: ("collective_missing_enter", [1], ""),
+        SECOND: ("collective_missing_enter", [2], ""),
+    }
+
+
+@pytest.mark.parametrize("fault", ["left out", "killed"])
+def test_what_all_had_given_up_comes_from_no_fault_after_that(fault: str) -> None:
+    """Rank 1 breaks the first communicator; on the one made after it rank 2 is at fault."""
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
+    given_up(job, comms, t, [0, 2, 3])
+    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
+    t = steps(anew, 10, start=t + 406)
+    for r, c in enumerate(anew):
+        ring = [(c, "ncclRecv", {"peer": (r - 1) % 4, "count": 1 << 24})]
+        if r != 2 or fault == "killed":
+            ring.append((c, "ncclSend", {"peer": (r + 1) % 4, "count": 1 << 24}))
+        c.proc.group(ring, t)
+    if fault == "killed":
+        steps([c for r, c in enumerate(anew) if r != 2], 1, start=t + 1)
+        anew[2].proc.end(t + 2, "signaled", signal=11)
+    for r, p in enumerate(job.procs):
+        p.cover(t - 1, t + (1.5 if fault == "killed" and r == 2 else 400))
+    found = told(job)
+    assert found[FIRST] == ("collective_missing_enter", [1], "")
+    assert found[SECOND][1:] == ([2], "")
+
+
 def test_calls_of_an_aborted_communicator_are_no_longer_in_the_streams() -> None:
     """After it two ranks call on two communicators in opposite orders, on that stream."""
     job, three, two, t = remade()
