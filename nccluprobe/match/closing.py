@@ -117,6 +117,8 @@ def closing(state: State, nows: dict[Hashable, int]) -> Closing:
                 found.given_up.add(job)  # who waits for nobody aborts as it is told to
         else:
             t, those = ends[0].t if ends else 0, [e.process for e in ends]
+            if _failed_alike(ends, max(map(_last_call, members)), state.options):
+                found.given_up.add(job)
         for p in those:
             found.set_aside(t, p, state.of_source.get(p.source, ()))
         if those:
@@ -187,11 +189,21 @@ def _begins(ends: list[_End], moved: int, state: State) -> bool:
     if first.how is How.TOLD:
         return True
     alike = [first]
+    if _failed_alike(ends, moved, state.options):
+        return True
     if first.how is not How.FAILED:  # an error of one makes errors of the others
         alike = [e for e in ends if e.how is first.how and e.t - first.t <= TOGETHER]
         if len(alike) == len(ends) > 1:
             return True
     return first.t - moved >= _STOOD and not all(_is_away(e.process, state) for e in alike)
+
+
+def _failed_alike(ends: list[_End], moved: int, options: Options) -> bool:
+    """Whether all exited with one error after a long wait: it is that of who gives up waiting."""
+    codes = {e.process.end.code for e in ends if e.process.end is not None}
+    if len(ends) < 2 or len(codes) > 1 or any(e.how is not How.FAILED for e in ends):
+        return False
+    return ends[0].t - moved >= max(_STOOD, options.missing_after)
 
 
 def _is_away(p: Process, state: State) -> bool:

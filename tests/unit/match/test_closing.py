@@ -220,6 +220,46 @@ def test_live_the_verdict_stays() -> None:
     assert said[0] and all(x == said[0] for x in said)
 
 
+def stalled() -> tuple[Job, float]:
+    """Ranks 0 and 1 stand after a call of their group, and ranks 2 and 3 wait for them."""
+    job = Job()
+    comms = job.world(4)
+    groups = [c.proc.comm(f"00000000000000b{r // 2}", r % 2, 2) for r, c in enumerate(comms)]
+    t = steps(comms, 3)
+    for c in groups:
+        c.proc.call(c, "ncclAllReduce", t)
+    for c in comms[2:]:
+        c.proc.enter(c, "ncclAllReduce", t + 0.1)
+    return job, t
+
+
+def exits(job: Job, at: float, codes: tuple[int, ...] = (1, 1, 1, 1)) -> list[Finding]:
+    """All exit, the first ranks first."""
+    cover(job.procs, at)
+    end_all(job.procs, at, {r: (0.5 * r, {"code": n}) for r, n in enumerate(codes)})
+    return [f for f in analyze_job(job) if f.role == "root_cause" and f.severity == "error"]
+
+
+def test_who_exits_first_as_all_give_up_waiting_in_one_way_is_no_cause() -> None:
+    """A job whose devices stand for long: its ranks all exit with the same error."""
+    job, t = stalled()
+    (found,) = exits(job, t + 70)
+    assert (found.hang_type, found.culprits) == ("collective_all_ranks_stuck", ())
+
+
+def test_who_is_missed_and_exits_with_all_others_is_named_at_once() -> None:
+    job, _, t = inside(missing=(0,))
+    assert blamed(exits(job, t + 70)) == {0}
+
+
+@pytest.mark.parametrize(("after", "codes"), [(20, (1, 1, 1, 1)), (70, (2, 1, 1, 1))])
+def test_who_exits_soon_or_with_an_error_of_its_own_is_why_the_others_do(
+    after: float, codes: tuple[int, ...]
+) -> None:
+    job, t = stalled()
+    assert 0 in blamed(exits(job, t + after, codes))
+
+
 @pytest.mark.parametrize(
     ("end", "how"),
     [
