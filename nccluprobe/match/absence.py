@@ -239,7 +239,7 @@ def _left_waiters(e: Endpoint, ended_at: int, o: OpenSlot, ctx: Context) -> bool
     grace = min(ctx.options.silent_after, ctx.options.missing_after)
     if e.end is None and crashed_alone(e.process, (x.process for x in o.entered)):
         grace = 0
-    if e.end is not None and e.end.how == "abort" and _broke_down(o, ended_at):
+    if e.end is not None and not e.end.orderly and _broke_down(o, ended_at):
         grace = 0  # an abort is no orderly end: they went down because of it
     return o.until - max(ended_at, o.first) > grace
 

@@ -33,7 +33,7 @@ _AT_ONCE = 10 * SECOND
 
 def broken_off_at(e: Endpoint) -> int | None:
     """When it aborted the communicator, or crashed while it still used it; None: it did not."""
-    if e.end is not None and e.end.how == "abort":
+    if e.end is not None and not e.end.orderly:
         return e.end.t
     end = e.process.end if e.process.ended else None
     return None if end is None or e.end is not None or not ended_abruptly(e.process) else end.t
@@ -92,7 +92,7 @@ def under_abort(stall: Stall, ctx: Context) -> Finding | None:
     """
     comm = stall.comm
     ends = ((x.end, x) for x in comm.endpoints.values())
-    found = [(end.t, x) for end, x in ends if end is not None and end.how == "abort"]
+    found = [(end.t, x) for end, x in ends if end is not None and not end.orderly]
     at, e = min(found, key=lambda x: (x[0], x[1].info.id), default=(0, None))
     stay = [x for x in stall.members if x is not e and not x.process.ended]
     if e is None or not stay or at - stall.since > SECOND:

@@ -253,7 +253,7 @@ class Decoder:
             if made is None:
                 continue
             (items if isinstance(made, rare.FIRST) else late).append(made)
-            if isinstance(made, m.CommEnd) and made.how == "abort":
+            if isinstance(made, m.CommEnd) and not made.orderly:
                 state.aborts.append(made.t)
             if isinstance(made, m.Coverage):
                 state.through = max(state.through, made.through)

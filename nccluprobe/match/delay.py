@@ -268,7 +268,7 @@ def waited_itself(e: Endpoint, silence: tuple[int, int], late_after: int) -> boo
 def _gave_up(e: Endpoint, until: int) -> bool:
     """Whether a member aborted the communicator, or crashed, before the late one came."""
     end = e.process.end
-    aborted = e.end is not None and e.end.how == "abort" and e.end.t <= until
+    aborted = e.end is not None and not e.end.orderly and e.end.t <= until
     return aborted or (end is not None and ended_abruptly(e.process) and end.t <= until)
 
 

@@ -140,7 +140,7 @@ class CommEnd:
 
     @property
     def orderly(self) -> bool:
-        """Whether what was queued is waited for; else it is taken off the devices."""
+        """Whether what was queued is waited for; else it is taken off: by an abort, a revoke."""
         return self.how in ("destroy", "finalize")
 
 

@@ -251,7 +251,7 @@ class Judge:
 
     def _lost_before_end(self, e: Endpoint, unit: Unit) -> bool:
         """Whether a peer that came to an orderly end may have made it all the same."""
-        if ended_abruptly(e.process) or (e.end is not None and e.end.how == "abort"):
+        if ended_abruptly(e.process) or (e.end is not None and not e.end.orderly):
             return False
         if (side := self.side(e)) is not None and side.queued:
             return bool(e.process.lost)

@@ -269,7 +269,7 @@ def _deadlock(
 
 def _left(e: Endpoint) -> bool:
     """Whether it went by itself: what stood until it was aborted stood."""
-    return e.process.ended if e.end is None else e.end.how != "abort"
+    return e.process.ended if e.end is None else e.end.orderly
 
 
 def _is_filled(part: Part) -> bool:

@@ -289,7 +289,7 @@ class State:
         if e.end is None or (e.end.orderly and not end.orderly):
             e.end = end
             self._touch(e)
-            if end.how == "abort":
+            if not end.orderly:
                 e.process.note_abort(end.t)
 
     def _process_end(self, end: m.ProcessEnd) -> None:

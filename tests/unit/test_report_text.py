@@ -151,15 +151,18 @@ def test_published_incidents_lead_with_the_culprits(incident: str, tmp_path: Pat
     assert not re.search(r"^  - rank \d+: ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("how", ["abort", "revoke"])
 @pytest.mark.parametrize("last", ["lives", "ends"])
-def test_who_comes_when_all_others_have_given_up_is_an_error(tmp_path: Path, last: str) -> None:
+def test_who_comes_when_all_others_have_given_up_is_an_error(
+    tmp_path: Path, last: str, how: str
+) -> None:
     """Also when its own process has ended since: nothing has gone on."""
     job = Job()
     comms = job.world(3)
     t = steps(comms, 20)
     steps(comms[:2], 1, start=t)
     for c in comms[:2]:
-        c.proc.comm_end(c, t + 100, "abort")
+        c.proc.comm_end(c, t + 100, how)
     steps(comms[2:], 1, start=t + 120)
     cover(job.procs, t + 125)
     for p in job.procs if last == "ends" else job.procs[:2]:

@@ -130,8 +130,11 @@ def test_who_crashed_is_named_beside_an_init_that_lacks_a_rank() -> None:
     assert "comm_ended_under_waiters" in {f.hang_type for f in found}
 
 
+@pytest.mark.parametrize("how", ["abort", "revoke"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(waits: bool) -> None:
+def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(
+    waits: bool, how: str
+) -> None:
     """Rank 1's device is held up by the call, so that it does not come to rank 0 elsewhere."""
     job = Job()
     comms = job.world(4)
@@ -139,7 +142,7 @@ def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(waits
     t = steps(comms, 5, stream=0, start=steps(pair, 3, stream=0))
     for c in comms:
         c.proc.call(c, "ncclAllReduce", t if c is comms[2] else t + 0.5, stream=0)
-    comms[2].proc.comm_end(comms[2], t + 0.1, "abort")
+    comms[2].proc.comm_end(comms[2], t + 0.1, how)
     if waits:
         pair[0].proc.call(pair[0], "ncclAllReduce", t + 1, stream=1)
     for c in comms:
@@ -153,9 +156,10 @@ def test_who_aborted_in_a_call_that_all_made_is_named_where_somebody_waits(waits
     )
 
 
+@pytest.mark.parametrize("how", ["abort", "revoke"])
 @pytest.mark.parametrize(("after", "named"), [(0.1, {2}), (5.0, set())])
 def test_who_aborted_before_a_call_can_have_ended_explains_who_stay_silent_after_it(
-    after: float, named: set[int]
+    after: float, named: set[int], how: str
 ) -> None:
     """Ranks 0 and 1 call nothing more; ranks 2 and 3 have made the next call already."""
     job = Job()
@@ -163,7 +167,7 @@ def test_who_aborted_before_a_call_can_have_ended_explains_who_stay_silent_after
     t = steps(comms, 5, stream=0)
     for c in comms[2:]:
         c.proc.call(c, "ncclAllReduce", t - 0.05, stream=0)
-    comms[2].proc.comm_end(comms[2], t - 0.1 + after, "abort")
+    comms[2].proc.comm_end(comms[2], t - 0.1 + after, how)
     for c in comms:
         c.proc.cover(0.5, 400, main="syscall", syscall="poll")
     causes = [f for f in analyze_job(job) if f.role == "root_cause"]

@@ -296,7 +296,12 @@ def test_on_another_stream_the_call_ends_and_the_send_may_come() -> None:
 @pytest.mark.parametrize("who", [1, 2, 4])
 @pytest.mark.parametrize(
     ("stood", "how", "told"),
-    [(200.0, "abort", True), (3.0, "abort", False), (200.0, "destroy", False)],
+    [
+        (200.0, "abort", True),
+        (200.0, "revoke", True),
+        (3.0, "abort", False),
+        (200.0, "destroy", False),
+    ],
 )
 def test_crossed_streams_that_stood_until_they_were_aborted(
     stood: float, how: str, told: bool, who: int

@@ -20,12 +20,12 @@ def missed(n: int) -> tuple[Job, list[Comm]]:
     return job, comms
 
 
-def give_up(comms: list[Comm], t: float, ends: str = "") -> None:
-    """The ranks' watchdogs abort, half a second apart, and end their processes."""
+def give_up(comms: list[Comm], t: float, ends: str = "", how: str = "abort") -> None:
+    """The ranks' watchdogs abort, or revoke, half a second apart, and end their processes."""
     for i, c in enumerate(comms):
         at = t + 0.5 * i
-        c.proc.comm_end(c, at, "abort")
-        c.proc.call(c, ABORT, at, dur=0.01)
+        c.proc.comm_end(c, at, how)
+        c.proc.call(c, ABORT if how == "abort" else "ncclCommRevoke", at, dur=0.01)
         if ends == "abort":
             c.proc.end(at + 0.1, "signaled", signal=6)
         elif ends == "exit":
@@ -34,7 +34,8 @@ def give_up(comms: list[Comm], t: float, ends: str = "") -> None:
 
 @pytest.mark.parametrize("ends", ["", "abort", "exit"])
 @pytest.mark.parametrize("who", [1, 4])
-def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(who: int, ends: str) -> None:
+@pytest.mark.parametrize("how", ["abort", "revoke"])
+def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(how: str, who: int, ends: str) -> None:
     """All have entered; the first to give up left nobody."""
     job = Job()
     comms = job.world(4)
@@ -43,7 +44,7 @@ def test_a_device_that_stood_until_ranks_gave_up_is_nobodys(who: int, ends: str)
         if i >= who:
             c.proc.enter(c, AR, 2)
     cover(job.procs, 205, main="nccl", in_flight=1)
-    give_up(comms[:who], 205, ends)
+    give_up(comms[:who], 205, ends, how)
     for c in comms[:who]:
         c.proc.call(c, AR, 2, dur=205, rc=3)
     for c in comms[who:]:
@@ -71,14 +72,15 @@ def test_who_was_missed_is_told_and_it_is_an_error_as_the_others_gave_up(
     assert blamed([f]) == {3}
 
 
-def test_a_call_that_the_abort_broke_off_had_been_made() -> None:
+@pytest.mark.parametrize("how", ["abort", "revoke"])
+def test_a_call_that_the_abort_broke_off_had_been_made(how: str) -> None:
     """Both send first; each is inside its send until it aborts."""
     job = Job()
     a, b = job.world(2)
     steps([a, b], 1)
     cover(job.procs, 202, main="nccl", in_flight=1)
     for c, peer in ((a, 1), (b, 0)):
-        c.proc.comm_end(c, 202, "abort")
+        c.proc.comm_end(c, 202, how)
         c.proc.call(c, ABORT, 202, dur=0.01)
         c.proc.call(c, SEND, 2, dur=200.02, rc=3, peer=peer, count=BIG)
         c.proc.cover(203, 220)

@@ -9,7 +9,7 @@ from support.tracegen import Host, Job
 AR = "ncclAllReduce"
 
 
-@pytest.mark.parametrize("how", ["abort", "destroy"])
+@pytest.mark.parametrize("how", ["abort", "revoke", "destroy"])
 def test_an_abort_that_the_others_go_down_with_is_named(how: str) -> None:
     """Peers notice an abort at once: nobody waits for long, and yet it was no orderly end."""
     job = Job()
@@ -22,7 +22,7 @@ def test_an_abort_that_the_others_go_down_with_is_named(how: str) -> None:
         c.proc.end(t + 1.0, code=0 if c.proc.rank == 1 else 21)
     found = [f for f in analyze_job(job) if f.role == "root_cause"]
     named = [c["rank"] for f in found for c in f.named]
-    assert named == ([1] if how == "abort" else [])
+    assert named == ([] if how == "destroy" else [1])
 
 
 def test_two_that_wait_for_each_other_outside_nccl_leave_both_possible() -> None:

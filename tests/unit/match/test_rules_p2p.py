@@ -268,6 +268,32 @@ def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
     assert found.details["confidence"] == "reduced"
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("destroy", "probe_event_loss_possible"),
+        ("abort", "rank_ended_communicator"),
+        ("revoke", "rank_ended_communicator"),
+    ],
+)
+def test_who_broke_off_its_communicator_left_whom_it_may_have_sent_to(
+    how: str, reason: str
+) -> None:
+    job = Job()
+    comms = job.world(2)
+    t = exchange(comms, 10)
+    post(comms[0], RECV, 1, t)
+    ended = comms[1].proc
+    post(comms[1], SEND, 0, t, lost=True)
+    ended.cover(0.5, t - 0.1)
+    ended.coverage(t + 20, lost_kernel=1)
+    ended.comm_end(comms[1], t + 20.5, how)
+    ended.end(t + 21)
+    comms[0].proc.cover(0.5, 400)
+    (found,) = analyze_job(job)
+    assert found.details["reason"] == reason
+
+
 @pytest.mark.parametrize("to", [1, 2])
 def test_a_hole_that_may_still_be_filled_is_an_operation_that_was_made(to: int) -> None:
     """A send of rank 0 is known by the one after it only; one to rank 2 is not in question."""
