@@ -30,7 +30,7 @@ from nccluprobe.importers.fr_groups import (
     status_by_name,
     trust_peers,
 )
-from nccluprobe.importers.fr_job import GroupKey, Job, Member, group_of
+from nccluprobe.importers.fr_job import UNDEFINED, GroupKey, Job, Member, group_of
 from nccluprobe.importers.fr_missing import is_hollow, suspects
 from nccluprobe.importers.fr_place import add_untold, place
 from nccluprobe.importers.fr_rings import open_below
@@ -129,7 +129,7 @@ class FlightRecorder:
         if missing or self._later:
             broken = {r for r in missing if self.job.members[r].in_file}
             odd = broken | self._later
-            self.suspects = suspects(groups, missing - broken, odd, short)
+            self.suspects = suspects(groups, missing - broken, odd, short, self.job.desc)
         self._trust_partners()
 
     def items(self) -> Iterator[list[m.Item]]:
@@ -182,7 +182,7 @@ class FlightRecorder:
                 continue
             group = self._group((known.name, known.ranks))
             self.job.desc.setdefault(group.key, desc)
-            group.desc = "" if desc == "undefined" else desc
+            group.desc = "" if desc == UNDEFINED else desc
             has_p2p = calls.has_p2p(g)
             group.has_p2p |= has_p2p
             status = None if was_cut else dump.status.get(dump.pg_ids[g])

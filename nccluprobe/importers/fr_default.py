@@ -11,12 +11,12 @@ import numpy as np
 
 from nccluprobe.importers.fr_dump import Dump, Group
 from nccluprobe.importers.fr_entries import COMPLETED
-from nccluprobe.importers.fr_job import Job
+from nccluprobe.importers.fr_job import UNDEFINED, Job
 from nccluprobe.importers.fr_names import COALESCED, operation
 
 #: PyTorch numbers groups as they are made: the default group is the first.
 _NAME = "0"
-_DESCRIPTIONS = ("", "undefined", "default_pg")
+_DESCRIPTIONS = ("", UNDEFINED, "default_pg")
 
 
 def describe_default(job: Job) -> bool:

@@ -1,12 +1,11 @@
-"""What the ranks of one process group show together, and who of the unknown is waited for."""
+"""What the ranks of one process group show together."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -88,55 +87,17 @@ def blind(groups: Iterable[Group]) -> set[int]:
     return {rank for rank, calls in worst.items() if calls > 1}
 
 
-def suspects(groups: Iterable[Group], unknown: set[int], telling: set[int]) -> set[int]:
-    """Of the ranks of which nobody knows where they were, those that explain what others wait in.
-
-    A dump may be missing because nobody copied it.  But where no rank that left a whole
-    one is at fault, and the oldest call of a rank lacks nobody else, it is telling;
-    ``telling``: those whose file says so by itself, as it is empty or cut short.
-    """
-    groups = list(groups)
-    not_seeing = blind(groups)
-    oldest, away = _waits(groups)
-    if not_seeing or away - unknown:
-        unknown = telling
-    #: What lacks nobody: groups that run the same program stand there, too.
-    full = {w.kind for w in oldest.values() if not w.lacks}
-    found: set[int] = set()
-    for rank, w in oldest.items():
-        if rank not in not_seeing and w.lacks <= unknown and w.kind not in full:
-            found |= w.lacks
-    return found
-
-
 def explained(groups: Iterable[Group]) -> bool:
     """Whether some rank explains what others wait in: it does not come, or does not see."""
     groups = list(groups)
-    return bool(blind(groups) or _waits(groups)[1])
-
-
-class _Wait(NamedTuple):
-    """The oldest call that a rank waits in.  ``kind``: the same in groups that run one program."""
-
-    record: int
-    lacks: set[int]
-    kind: tuple[Hashable, ...]
-
-
-def _waits(groups: Iterable[Group]) -> tuple[dict[int, _Wait], set[int]]:
-    """(by rank, who is lacked and does not wait)."""
-    oldest: dict[int, _Wait] = {}
-    absent: set[int] = set()
+    lacked: set[int] = set()
+    waiting: set[int] = set()
     for group in groups:
-        ranks = group.key[1]
         for rank, part in group.parts.items():
-            for record, needs, place in _open_calls(group, part):
-                lacks = {ranks[x] for x in needs}
-                absent |= lacks
-                if rank not in oldest or record < oldest[rank].record:
-                    kind = (group.desc or group.key, len(ranks), *place)
-                    oldest[rank] = _Wait(record, lacks, kind)
-    return oldest, absent - oldest.keys()
+            for absent in _absent(group, part):
+                waiting.add(rank)
+                lacked |= {group.key[1][x] for x in absent}
+    return bool(blind(groups) or lacked - waiting)
 
 
 def is_ahead(groups: Iterable[Group], rank: int, idle: set[int], dump: Dump) -> bool:
@@ -161,8 +122,8 @@ def is_ahead(groups: Iterable[Group], rank: int, idle: set[int], dump: Dump) -> 
     return found
 
 
-def _open_calls(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple[int, ...]]]:
-    """(record, group ranks that have not come to it, place) of calls that are not complete."""
+def _absent(group: Group, part: Part) -> Iterator[set[int]]:
+    """Of each call that is not complete the group ranks that have not come to it."""
     c = part.collectives
     # What another has completed holds nobody up.
     first = max(group.complete, 0 if c is None else c.pending)
@@ -170,7 +131,7 @@ def _open_calls(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple
         ranks = range(len(group.key[1]))
         came = {p.rank for p in group.parts.values() if p.collectives and p.collectives.end > first}
         came |= {p.rank for p in group.parts.values() if (p.position or 0) > first}
-        yield int(c.record[first - c.base]), set(ranks) - came, (first,)
+        yield set(ranks) - came
     t = part.transfers
     if t is None:
         return
@@ -179,7 +140,7 @@ def _open_calls(group: Group, part: Part) -> Iterator[tuple[int, set[int], tuple
             other = next((p for p in group.parts.values() if p.rank == peer), None)
             back = () if other is None or other.transfers is None else by_peer(other.transfers)
             came_ = any(s != send and x == part.rank and n < len(r) for s, x, r, n in back)
-            yield int(t.record[rows[done]]), set() if came_ else {peer}, (part.rank, send, peer)
+            yield set() if came_ else {peer}
 
 
 def status_by_name(dump: Dump) -> dict[str, tuple[int, int]]:

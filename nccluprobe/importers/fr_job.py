@@ -14,6 +14,8 @@ _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 
 _DEFAULT = "default_pg"
+#: What PyTorch writes of a group that was given no description.
+UNDEFINED = "undefined"
 
 #: What stands for the file of a rank that left none.
 NO_FILE = "no dump"

@@ -32,6 +32,27 @@ def test_a_dump_that_came_later_tells_more_than_one_that_is_missing(
     assert named == culprits
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [("crash-one", 8), ("crash-one", 10), ("crash-one", 14), ("crash-any", 5), ("stop-one", 13)],
+)
+def test_one_of_several_without_a_dump_may_wait_for_another_where_no_dump_tells(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    """In sends and receives of the two, or in a group that they are all of."""
+    culprits, named = blamed(kind, seed, "lost", tmp_path)
+    assert named <= culprits
+
+
+@pytest.mark.parametrize("seed", [4, 9, 11])
+def test_one_without_a_dump_may_stand_where_those_do_that_run_its_program(
+    seed: int, tmp_path: Path
+) -> None:
+    """In a call with them, or in a send or receive as they do in theirs."""
+    culprits, named = blamed("crash-one", seed, "lost", tmp_path)
+    assert named == culprits
+
+
 @pytest.mark.parametrize("seed", [3, 5])
 @pytest.mark.parametrize("kind", ["healthy", "cut"])
 def test_what_runs_or_is_stuck_with_all_ranks_in_it_waits_for_none_that_is_missing(
