@@ -9,6 +9,7 @@ for that timeout, unless the files' times say that it was sooner.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +76,9 @@ class FlightRecorder:
         #: Ranks whose devices have begun nothing of what others wait for.
         self._not_begun: set[int] = set()
         self._groups: dict[GroupKey, Group] = {}
-        self._id = hashlib.blake2s(job.label.encode("utf-8", "replace"), digest_size=3).hexdigest()
+        # The same however the path is spelled: explain finds what analyze has named.
+        where = os.path.realpath(job.label).encode("utf-8", "replace")
+        self._id = hashlib.blake2s(where, digest_size=3).hexdigest()
 
     def through(self) -> int:
         """When the dumps were made, as far as it can be told."""

@@ -12,6 +12,7 @@ from support.tracegen import Job
 from typer.testing import CliRunner
 
 from importers.frgen import one_group
+from importers.test_fr import stalled
 from nccluprobe.cli.main import build
 from nccluprobe.errors import ExitCode
 
@@ -126,3 +127,16 @@ def test_of_files_that_end_with_a_call_no_time_without_calls_is_told(
 ) -> None:
     text = explained(SAMPLES / kind, tmp_path)
     assert "Rank by rank" in text and "no call for 0.0 s" not in text
+
+
+def test_the_id_does_not_hang_on_how_the_path_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dumps"
+    stalled().write(folder)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(folder)
+    ids = set()
+    for spelled in (folder, "dumps", "dumps/", "./dumps", "dumps/../dumps", "link"):
+        ids |= {*re.findall(r"\[(f[0-9a-f]+)\]", command("analyze", spelled, "--out", "out"))}
+    assert len(ids) == 1
