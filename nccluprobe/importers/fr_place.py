@@ -46,4 +46,5 @@ def place(groups: Iterable[Group], rank: int, status: _Told) -> None:
         last = status.get(name)
         # Where sends are counted in the same place the number may be theirs.
         if last is not None and not group.has_p2p and last[0] <= group.newest:
-            part.position = last[0] + 1
+            # The first call has number 1; -1: none was made.
+            part.position = max(last[0], 0) + 1
