@@ -173,7 +173,8 @@ class FlightRecorder:
         """
         is_ring = any((c.dump.state == COMPLETED).any() for c in calls.values())
         begins = {r: c for r, c in calls.items() if len(c.state) and c.state[0] != COMPLETED}
-        return {r for r, c in begins.items() if is_ring or c.has_lost()}
+        may_lose = {r: c for r, c in begins.items() if not c.dump.from_first}
+        return {r for r, c in may_lose.items() if is_ring or c.has_lost()}
 
     def _read(self, rank: int, calls: Calls, was_cut: bool, may_lack: bool) -> None:
         dump = calls.dump

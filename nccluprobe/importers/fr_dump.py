@@ -115,6 +115,14 @@ class Dump:
         n = len(self)
         return n > 0 and int(self.record.max()) - int(self.record.min()) == n - 1
 
+    @property
+    def from_first(self) -> bool:
+        """Whether nothing has left the ring, as it holds record 0.
+
+        All versions with a status number their records.
+        """
+        return bool(self.status) and int(self.record.min(initial=1)) == 0
+
 
 #: What an entry has, column by column.
 _COLUMNS = (

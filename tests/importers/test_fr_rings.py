@@ -180,3 +180,22 @@ def test_two_ranks_that_are_stuck_apart_are_two_causes(tmp_path: Path) -> None:
     job.ranks[0].call("1", 1.0, done=False)
     job.ranks[2].call("2", 1.0, done=False)
     assert Result(job.write(tmp_path / "dumps")).blamed == {1, 3}
+
+
+def test_nothing_has_left_a_ring_that_holds_record_0(tmp_path: Path) -> None:
+    """What is open at its beginning is what its rank waits in, and has its place."""
+    pipe, tensor = "PIPELINE_MODEL_PARALLEL_GROUP", "TENSOR_MODEL_PARALLEL_GROUP"
+    job = Job(
+        {
+            "0": ("default_pg", [0, 1, 2, 3, 4]),
+            "1": (tensor, [0, 1]),
+            "2": (pipe, [0, 2]),
+            "3": (tensor, [3, 4]),
+        }
+    )
+    job.ranks[0].call("1", 0.0, done=False)
+    job.ranks[0].transfer("2", 0.1, True, 1, done=False)
+    job.ranks[2].transfer("2", 0.0, False, 0, done=False)
+    job.all("3", 0.0)
+    job.all("0", 1.0, 0, 1, 2, done=False)
+    assert Result(job.write(tmp_path)).blamed == {1}
