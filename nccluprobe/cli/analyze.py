@@ -97,8 +97,9 @@ def _each(
 ) -> int:
     """Judge runs one by one, as their communicators have one hash; the worst exit code."""
     output.say(
-        f"communicators of {counted(len(runs), 'run')} have the same hash and ranks: each run is "
-        "judged by itself, as with --run-id, which `explain` needs, too"
+        "communicators of several runs have the same hash and ranks: each of the "
+        f"{counted(len(runs), 'run')} is judged by itself, as with --run-id, which `explain` "
+        "needs, too"
     )
     codes = set()
     for n, run in enumerate(runs):

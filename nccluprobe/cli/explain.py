@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nccluprobe.cli.collisions import runs_apart
 from nccluprobe.cli.ends import TRACERS
 from nccluprobe.cli.judging import Session, nothing_read
 from nccluprobe.cli.limits import (
@@ -90,12 +91,14 @@ def explain(
         raise nothing_read(session, runs)
     session.declare()
     session.analysis.scan(None)
-    f = _pick(session.analysis.matcher.book.all(), finding_id, runs)
+    apart = [] if run_id else runs_apart(session.analysis.matcher)
+    f = _pick(session.analysis.matcher.book.all(), finding_id, runs, apart)
     sys.stdout.write(_text(f, session, run_id))
     return int(ExitCode.OK)
 
 
-def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
+def _pick(findings: list[Finding], wanted: str, runs: list[Path], apart: list[str]) -> Finding:
+    """``apart``: names of runs that analyze judges each by itself."""
     matches = [f for f in findings if f.id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
@@ -103,6 +106,12 @@ def _pick(findings: list[Finding], wanted: str, runs: list[Path]) -> Finding:
     if matches:
         raise NccluprobeError(f"{wanted}: several findings begin so: {ids}", ExitCode.USAGE)
     where = ", ".join(map(str, runs))
+    if apart:
+        raise NccluprobeError(
+            f"{wanted}: no such finding of all runs in {where} together, as communicators of "
+            f"several have the same hash and ranks; give --run-id, one of: {', '.join(apart)}",
+            ExitCode.USAGE,
+        )
     raise NccluprobeError(
         f"{wanted}: no such finding in {where} with these limits; there are: {ids}; "
         "give the options that analyze had, such as --missing-after",

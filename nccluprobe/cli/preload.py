@@ -174,8 +174,8 @@ def _finish(source: PreloadSource, collector: Collector, out: Path) -> None:
         say(f"records lost or overwritten before they were read: {lost}; raise --ring-kb")
     if not collector.stats.traced:
         say(
-            "no NCCL call was seen, so there is no trace: nothing that the command started called "
-            "NCCL where LD_PRELOAD reaches it (`nccluprobe doctor PID` says of a process)"
+            "no call that makes or uses a communicator was seen, so there is no trace: if one was "
+            "made, LD_PRELOAD did not reach it (`nccluprobe doctor PID` says of a process)"
         )
     say_unwritten(collector.stats, say)
     if left:

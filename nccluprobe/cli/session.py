@@ -207,7 +207,9 @@ class Session:
         self._notes.clear()
         stats = self._source.stats()
         where = (
-            f"traces are in {self._config.out}" if self._traced else "no call was seen: no trace"
+            f"traces are in {self._config.out}"
+            if self._traced
+            else "no call that makes or uses a communicator was seen: no trace"
         )
         self._say(f"{where}; removing the probes")
         seconds = self._source.close()

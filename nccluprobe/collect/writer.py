@@ -312,7 +312,8 @@ class TraceFile:
         reserve = Reserve()
         if reserve.fits(fd, 0, ROOM) < ROOM:  # what closes the trace has room in this part
             os.close(fd)
-            os.unlink(name, dir_fd=self._folder)
+            with contextlib.suppress(OSError):  # somebody else has removed it
+                os.unlink(name, dir_fd=self._folder)
             return
         self._reserve.give_back(self._fd)
         os.close(self._fd)

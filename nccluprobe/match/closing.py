@@ -199,7 +199,10 @@ def _begins(ends: list[_End], moved: int, state: State) -> bool:
 
 
 def _failed_alike(ends: list[_End], moved: int, options: Options) -> bool:
-    """Whether all exited with one error after a long wait: it is that of who gives up waiting."""
+    """Whether all exited with one error after a long wait, as those do who give up waiting.
+
+    An exception of one rank on its own may look alike: so the first is no cause, nor cleared.
+    """
     codes = {e.process.end.code for e in ends if e.process.end is not None}
     if len(ends) < 2 or len(codes) > 1 or any(e.how is not How.FAILED for e in ends):
         return False

@@ -55,11 +55,14 @@ def test_each_run_is_judged_by_itself(tmp_path: Path, at: float, host: str) -> N
     of_a, of_b = text.split("Run b:")
     assert of_a.startswith("Run a: No finding.")
     assert f"Rank 3 (pid 203 on {host}) did not enter ncclAllReduce #20" in of_b
-    assert "2 runs have the same hash and ranks" in said and "--run-id" in said
+    assert "several runs have the same hash and ranks: each of the 2 runs" in said
+    assert "--run-id" in said
     (line,) = (tmp_path / "tracing" / "findings.jsonl").read_bytes().splitlines()
     assert orjson.loads(line)["run_id"] == "b"
     found = orjson.loads(line)["id"]
     assert command("explain", tmp_path, found, "--run-id", "b")[0] == ExitCode.OK
+    code, _, said = command("explain", tmp_path, found)
+    assert code == ExitCode.USAGE and "give --run-id, one of: a, b" in said
 
 
 def test_the_same_finding_of_two_runs_is_written_twice(tmp_path: Path) -> None:
