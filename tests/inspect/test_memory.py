@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import nccl_cache
 
@@ -65,7 +66,13 @@ def test_two_gigabytes_of_noise(real_nccl: FindNccl, hold: Any) -> None:
         assert line["searched"] > 2 << 30
         assert looked.found.skipped >= 1  # that under userfaultfd
     assert held.do("status")["memory"] == before
-    assert min(took) < 1, took
+    # Beside a peer in the same run, as machines differ: the bytes only counted, in memory.
+    noise = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8).tobytes()
+    began = time.process_time()
+    for _ in range(32):
+        noise.count(b"\0")
+    peer = time.process_time() - began
+    assert min(took) < peer, (took, peer)
 
 
 @pytest.mark.slow
