@@ -65,7 +65,10 @@ def test_two_gigabytes_of_noise(real_nccl: FindNccl, hold: Any) -> None:
         assert ids(line["comms"]) == ids(held.now["comms"])
         assert line["searched"] > 2 << 30
         assert looked.found.skipped >= 1  # that under userfaultfd
-    assert held.do("status")["memory"] == before
+    # Nothing was faulted in; the kernel may take pages that are idle back meanwhile.
+    after = held.do("status")["memory"]
+    grown = {k for k in before if int(after[k]) > int(before[k])} - {"VmSwap"}
+    assert not grown, (before, after)
     # Beside a peer in the same run, as machines differ: the bytes only counted, in memory.
     noise = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8).tobytes()
     began = time.process_time()
