@@ -50,11 +50,20 @@ def test_every_version(version: str, real_nccl: FindNccl, hold: Any, cli: Any) -
     assert line["libs"][0]["nccl_version"] == version
 
 
+def settled(held: Any) -> dict[str, str]:
+    """Its memory once answering takes no more pages of its own (measured: one, 1 run in 4)."""
+    told: list[dict[str, str]] = []
+    while len(told) < 20 or any(x != told[-1] for x in told[-20:]):
+        assert len(told) < 1000, told[-20:]
+        told.append(held.do("status")["memory"])
+    return told[-1]
+
+
 @pytest.mark.slow
 def test_two_gigabytes_of_noise(real_nccl: FindNccl, hold: Any) -> None:
     held = hold(real_nccl(NEWEST), NEWEST, "--noise", "2048")
     assert held.first["fault_fd"] >= 0, "this kernel has no userfaultfd: not tested"
-    before = held.do("status")["memory"]
+    before = settled(held)
     took = []  # seconds of processor: others may use the machine, too
     for _ in range(4):
         began = time.process_time()
@@ -65,17 +74,14 @@ def test_two_gigabytes_of_noise(real_nccl: FindNccl, hold: Any) -> None:
         assert ids(line["comms"]) == ids(held.now["comms"])
         assert line["searched"] > 2 << 30
         assert looked.found.skipped >= 1  # that under userfaultfd
-    # Nothing was faulted in; the kernel may take pages that are idle back meanwhile.
-    after = held.do("status")["memory"]
-    grown = {k for k in before if int(after[k]) > int(before[k])} - {"VmSwap"}
-    assert not grown, (before, after)
+    assert held.do("status")["memory"] == before
     # Beside a peer in the same run, as machines differ: the bytes only counted, in memory.
     noise = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8).tobytes()
     began = time.process_time()
     for _ in range(32):
         noise.count(b"\0")
     peer = time.process_time() - began
-    assert min(took) < peer, (took, peer)
+    assert 2 * min(took) < peer, (took, peer)
 
 
 @pytest.mark.slow

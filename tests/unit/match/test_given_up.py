@@ -31,6 +31,21 @@ def given_up(job: Job, comms: list[Comm], t: float, by: list[int]) -> None:
         comms[r].proc.comm_end(comms[r], t + 400, "abort")
 
 
+def without_rank_1(by: list[int]) -> tuple[Job, list[Comm], float]:
+    """Rank 1 does not come; these abort, and all make a communicator of four anew.
+
+    The last: when their first calls there are over.
+    """
+    job = Job()
+    comms = job.world(4, comm_hash=FIRST)
+    t = steps(comms, 20)
+    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
+    given_up(job, comms, t, by)
+    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
+    t = steps(anew, 10, start=t + 406)
+    return job, anew, t
+
+
 @pytest.mark.parametrize("fault", ["missing", "count", "api"])
 def test_a_fault_after_a_restart_is_a_cause_of_its_own(fault: str) -> None:
     """Rank 1 breaks the first communicator; on the one made after it rank 2 does not come."""
@@ -58,13 +73,7 @@ def test_a_fault_after_a_restart_is_a_cause_of_its_own(fault: str) -> None:
 @pytest.mark.parametrize("by", [[0, 2, 3], [0, 1, 2, 3]])
 def test_one_rank_breaks_the_communicator_made_anew_too(by: list[int]) -> None:
     """Rank 1 comes neither to a call of the first nor, later, to one of the second."""
-    job = Job()
-    comms = job.world(4, comm_hash=FIRST)
-    t = steps(comms, 20)
-    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
-    given_up(job, comms, t, by)
-    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
-    t = steps(anew, 10, start=t + 406)
+    job, anew, t = without_rank_1(by)
     steps([c for r, c in enumerate(anew) if r != 1], 1, start=t)
     for p in job.procs:
         p.cover(t - 1, t + 400)
@@ -102,13 +111,7 @@ def test_a_fault_before_a_restart_explains_no_silence_after_it(fault: str) -> No
 @pytest.mark.parametrize("api", [False, True])
 def test_a_fault_before_a_restart_does_not_come_from_one_after_it(by: list[int], api: bool) -> None:
     """Rank 1 does not come; on the communicator made anew rank 2 makes another call than all."""
-    job = Job()
-    comms = job.world(4, comm_hash=FIRST)
-    t = steps(comms, 20)
-    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
-    given_up(job, comms, t, by)
-    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
-    t = steps(anew, 10, start=t + 406)
+    job, anew, t = without_rank_1(by)
     for r, c in enumerate(anew):
         name = "ncclBroadcast" if api and r == 2 else "ncclAllReduce"
         c.proc.call(c, name, t, count=8 if r == 2 else 16)
@@ -191,13 +194,7 @@ def test_what_a_rank_came_to_after_the_others_had_given_up_did_not_hold_it() -> 
 @pytest.mark.parametrize("fault", ["left out", "killed"])
 def test_what_all_had_given_up_comes_from_no_fault_after_that(fault: str) -> None:
     """Rank 1 breaks the first communicator; on the one made after it rank 2 is at fault."""
-    job = Job()
-    comms = job.world(4, comm_hash=FIRST)
-    t = steps(comms, 20)
-    steps([c for r, c in enumerate(comms) if r != 1], 1, start=t)
-    given_up(job, comms, t, [0, 2, 3])
-    anew = [c.proc.comm(SECOND, r, 4, t=t + 402) for r, c in enumerate(comms)]
-    t = steps(anew, 10, start=t + 406)
+    job, anew, t = without_rank_1([0, 2, 3])
     for r, c in enumerate(anew):
         ring = [(c, "ncclRecv", {"peer": (r - 1) % 4, "count": 1 << 24})]
         if r != 2 or fault == "killed":

@@ -251,7 +251,8 @@ def test_a_peer_that_serves_others_is_not_quiet() -> None:
     assert analyze_job(job) == []
 
 
-def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
+def whose_send_may_be_lost(how: str | None = None) -> Finding:
+    """Rank 0 receives from rank 1, which lost an event and then ended, perhaps its communicator."""
     job = Job()
     comms = job.world(2)
     t = exchange(comms, 10)
@@ -260,9 +261,16 @@ def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
     post(comms[1], SEND, 0, t, lost=True)
     ended.cover(0.5, t - 0.1)
     ended.coverage(t + 20, lost_kernel=1)
+    if how is not None:
+        ended.comm_end(comms[1], t + 20.5, how)
     ended.end(t + 21)
     comms[0].proc.cover(0.5, 400)
     (found,) = analyze_job(job)
+    return found
+
+
+def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
+    found = whose_send_may_be_lost()
     assert (found.details["reason"], found.severity) == ("probe_event_loss_possible", "notice")
     assert roots([found]) == []
     assert found.details["confidence"] == "reduced"
@@ -279,19 +287,7 @@ def test_who_ended_in_order_may_have_sent_what_was_lost() -> None:
 def test_who_broke_off_its_communicator_left_whom_it_may_have_sent_to(
     how: str, reason: str
 ) -> None:
-    job = Job()
-    comms = job.world(2)
-    t = exchange(comms, 10)
-    post(comms[0], RECV, 1, t)
-    ended = comms[1].proc
-    post(comms[1], SEND, 0, t, lost=True)
-    ended.cover(0.5, t - 0.1)
-    ended.coverage(t + 20, lost_kernel=1)
-    ended.comm_end(comms[1], t + 20.5, how)
-    ended.end(t + 21)
-    comms[0].proc.cover(0.5, 400)
-    (found,) = analyze_job(job)
-    assert found.details["reason"] == reason
+    assert whose_send_may_be_lost(how).details["reason"] == reason
 
 
 @pytest.mark.parametrize("to", [1, 2])
